@@ -1,0 +1,22 @@
+// The simulated machine: how many NPUs, how much memory, which the calling thread uses.
+#pragma once
+
+#include <vector>
+
+#include "runtime/sim.h"
+
+namespace npu_sim {
+
+constexpr int kMaxDevices = 64;
+
+struct Machine {
+    std::vector<int> visible;  // physical numbers, after ASCEND_RT_VISIBLE_DEVICES
+    uint64_t hbm_bytes;        // capacity of each NPU
+};
+
+// Read from the environment once; npu_plugins.simulator.settings has validated it before.
+const Machine& machine();
+
+void set_current_device(int device);
+
+}  // namespace npu_sim
