@@ -1,0 +1,180 @@
+"""Command-line arguments of the training program; every dataclass checks itself when it is built."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from transformers import HfArgumentParser, TrainingArguments
+
+from hf_integration.device import require_device
+from hf_integration.errors import TrainingInputError
+from hf_integration.models import preset_names
+
+BYTE_TOKENIZER = "bytes"
+
+
+@dataclass
+class ModelArguments:
+    """Which model to train and which tokenizer goes with it."""
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Local directory in the format of save_pretrained; training continues from it."}
+    )
+    config_name: str | None = field(
+        default=None,
+        metadata={"help": f"Train from scratch at one of these sizes: {', '.join(preset_names())}."},
+    )
+    tokenizer_name: str | None = field(
+        default=None,
+        metadata={
+            "help": f"Directory of a tokenizer, or {BYTE_TOKENIZER!r}: one token per byte. "
+            "Default: the model's own, or bytes with --config_name."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if (self.model_name_or_path is None) == (self.config_name is None):
+            raise TrainingInputError(
+                f"give exactly one of --model_name_or_path DIR (got {self.model_name_or_path}) and "
+                f"--config_name NAME (got {self.config_name}); names are {', '.join(preset_names())}"
+            )
+        if self.config_name is not None and self.config_name not in preset_names():
+            raise TrainingInputError(
+                f"--config_name {self.config_name} is unknown; choose one of {', '.join(preset_names())}"
+            )
+        if self.model_name_or_path is not None:
+            require_file(Path(self.model_name_or_path) / "config.json", "--model_name_or_path")
+        if self.tokenizer_name not in (None, BYTE_TOKENIZER):
+            require_file(Path(self.tokenizer_name) / "tokenizer_config.json", "--tokenizer_name")
+
+
+@dataclass
+class DataArguments:
+    """What text to train on and how it is cut into sequences."""
+
+    train_file: str | None = field(
+        default=None,
+        metadata={
+            "help": "Text file, .json/.jsonl file or directory of them. "
+            "Default: the source code of Python's standard library."
+        },
+    )
+    validation_file: str | None = field(
+        default=None, metadata={"help": "The same for evaluation. Default: the end of the training text."}
+    )
+    text_column: str = field(default="text", metadata={"help": "Field of a .json/.jsonl record that holds the text."})
+    block_size: int | None = field(
+        default=None, metadata={"help": "Tokens per sequence. Default: 256, or less if the model takes less."}
+    )
+    validation_fraction: float = field(
+        default=0.05, metadata={"help": "Share of the sequences kept for evaluation without --validation_file."}
+    )
+    stdlib_bytes: int = field(
+        default=2 << 20, metadata={"help": "Bytes of the standard library's source to use without --train_file."}
+    )
+    max_eval_blocks: int = field(default=256, metadata={"help": "Most sequences to evaluate on; 0 means all."})
+    sample_tokens: int = field(
+        default=128, metadata={"help": "Tokens of the continuation sampled at the end; 0 means none."}
+    )
+    sample_prompt: str = field(default="def ", metadata={"help": "Text that the sampled continuation starts from."})
+
+    def __post_init__(self) -> None:
+        for flag, path in (("--train_file", self.train_file), ("--validation_file", self.validation_file)):
+            if path is not None and not Path(path).exists():
+                raise TrainingInputError(f"{flag} {path} does not exist; give a text file, .jsonl file or directory")
+        if self.block_size is not None and self.block_size < 2:
+            raise TrainingInputError(f"--block_size must be at least 2 tokens, got {self.block_size}")
+        if not 0 < self.validation_fraction < 1:
+            raise TrainingInputError(
+                f"--validation_fraction must lie between 0 and 1 (both excluded), got {self.validation_fraction}"
+            )
+        if self.stdlib_bytes < 1:
+            raise TrainingInputError(f"--stdlib_bytes must be at least 1, got {self.stdlib_bytes}")
+        for flag, value in (("--max_eval_blocks", self.max_eval_blocks), ("--sample_tokens", self.sample_tokens)):
+            if value < 0:
+                raise TrainingInputError(f"{flag} must not be negative, got {value}")
+        if self.sample_tokens and not self.sample_prompt:
+            raise TrainingInputError("--sample_prompt must not be empty; give some text or --sample_tokens 0")
+
+
+@dataclass
+class NpuTrainingArguments(TrainingArguments):
+    """The HF Trainer's own arguments with defaults for this program and a check that a device is there."""
+
+    output_dir: str | None = field(default="outputs", metadata={"help": "Where model, log and plot are written."})
+    do_train: bool = field(default=True, metadata={"help": "Train; `--do_train false` only evaluates."})
+    do_eval: bool = field(default=True, metadata={"help": "Evaluate at the end and report the perplexity."})
+    logging_steps: float = field(default=10, metadata={"help": "Steps between two log entries."})
+    logging_first_step: bool = field(default=True, metadata={"help": "Log the first step too."})
+    save_strategy: str = field(
+        default="no", metadata={"help": "When to save checkpoints to resume from; the final model is always saved."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.do_predict:
+            raise TrainingInputError("--do_predict is not offered by this program; use --do_eval for the perplexity")
+        if self.deepspeed is not None and not isinstance(self.deepspeed, dict):
+            check_deepspeed_file(Path(self.deepspeed))
+        # Before the parent's __post_init__, which brings up the process group on whatever device it finds.
+        require_device(use_cpu=self.use_cpu, deepspeed=bool(self.deepspeed))
+        super().__post_init__()
+        if self.deepspeed:
+            keep_model_savable(self.hf_deepspeed_config.config)
+
+
+def require_file(path: Path, flag: str) -> None:
+    """Raise TrainingInputError unless ``path``, which ``flag`` implies, is a file."""
+    if not path.is_file():
+        raise TrainingInputError(
+            f"{flag} {path.parent} is no local directory with a {path.name}; give one that save_pretrained wrote"
+        )
+
+
+def check_deepspeed_file(path: Path) -> None:
+    """Raise TrainingInputError unless ``path`` is a JSON file that DeepSpeed under the HF Trainer can use."""
+    if not path.is_file():
+        raise TrainingInputError(f"--deepspeed {path} does not exist; `ds-config list` names the ready presets")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise TrainingInputError(f"--deepspeed {path} is not strict JSON, which the HF Trainer needs: {error}") from error
+    if not isinstance(config, dict) or "zero_optimization" not in config:
+        raise TrainingInputError(
+            f'--deepspeed {path} has no "zero_optimization" section, without which accelerate refuses it; '
+            'add {"zero_optimization": {"stage": 0}} for plain data parallelism'
+        )
+
+
+def keep_model_savable(config: dict) -> None:
+    """Make ZeRO-3 gather whole weights when the model is saved, unless ``config`` already decides that.
+
+    Without it DeepSpeed saves shards, which ``from_pretrained`` cannot load.
+
+    Raises:
+        TrainingInputError: ``config`` forbids the gathering.
+    """
+    zero = config["zero_optimization"]
+    names = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
+    if zero.get("stage") != 3:
+        return
+    if any(zero.get(name) is False for name in names):
+        raise TrainingInputError(
+            f'"{names[0]}" is false, so the trained model could not be loaded by from_pretrained; set it to true'
+        )
+    if not any(name in zero for name in names):
+        zero[names[0]] = True
+
+
+def parse_arguments(argv: Sequence[str]) -> tuple[ModelArguments, DataArguments, NpuTrainingArguments]:
+    """Return the three argument groups read from ``argv`` (without the program's name).
+
+    Raises:
+        TrainingInputError: a value is refused; the message says which and why.
+        SystemExit: a flag is unknown or its value has the wrong type (argparse's own message).
+    """
+    parser = HfArgumentParser((ModelArguments, DataArguments, NpuTrainingArguments))
+    model, data, training = parser.parse_args_into_dataclasses(args=list(argv))
+    return model, data, training

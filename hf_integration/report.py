@@ -1,0 +1,87 @@
+"""What a run says at its end: a sampled continuation, where its files lie, and how the loss went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.integrations import is_deepspeed_zero3_enabled
+
+from hf_integration.device import DeviceDescription
+from hf_integration.plot import series
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Paths a run leaves behind; ``model`` and ``plot`` are None where none was made."""
+
+    log: Path
+    model: Path | None = None
+    plot: Path | None = None
+
+
+def sample_continuation(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, tokens: int, seed: int
+) -> str:
+    """Return ``prompt`` with up to ``tokens`` sampled tokens after it. Every rank must call it under ZeRO-3."""
+    encoded = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).to(model.device)
+    # The key/value cache and the prompt together must fit the model's positions.
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    length = encoded["input_ids"].shape[1] + tokens
+    torch.manual_seed(seed)
+    model.eval()
+    with torch.no_grad():
+        output = model.generate(
+            **encoded,
+            do_sample=True,
+            temperature=0.8,
+            max_length=min(length, longest) if longest else length,
+            # Under ZeRO-3 every forward gathers weights from all ranks, so none may stop before the others.
+            synced_gpus=is_deepspeed_zero3_enabled(),
+            pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+        )
+    return tokenizer.decode(output[0], skip_special_tokens=True)
+
+
+def summary(
+    *,
+    history: Sequence[dict[str, Any]],
+    device: DeviceDescription,
+    files: RunFiles,
+    continuation: str | None,
+) -> str:
+    """Return the closing report of a run as text, one fact a line."""
+    lines = [
+        "",
+        f"device        {device.device} ({device.name}), {device.world_size} rank(s)",
+        f"backend       {device.backend}",
+        f"accelerator   {device.accelerator}",
+        *loss_lines(history),
+        *(f"{name:<14}{path}" for name, path in (("model", files.model), ("plot", files.plot)) if path),
+        f"log           {files.log}",
+    ]
+    if continuation is not None:
+        lines += ["sample", *(f"  | {line}" for line in continuation.splitlines())]
+    return "\n".join(lines)
+
+
+def loss_lines(history: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the lines on training loss, evaluation loss and speed, as far as ``history`` has them."""
+    lines = []
+    steps, losses = series(history, "nats_per_byte")
+    if losses:
+        lines.append(
+            f"loss          {losses[0]:.4f} (step {steps[0]}) -> {losses[-1]:.4f} (step {steps[-1]}) nats per byte"
+        )
+    _, evaluated = series(history, "eval_nats_per_byte")
+    if evaluated:
+        value = series(history, "eval_perplexity")[1][-1]
+        lines.append(f"evaluation    {evaluated[-1]:.4f} nats per byte, perplexity {value:.2f} per token")
+    _, speeds = series(history, "tokens_per_s")
+    if speeds:
+        lines.append(f"speed         {sorted(speeds)[len(speeds) // 2]:.0f} tokens/s (median, all ranks)")
+    return lines

@@ -1,0 +1,69 @@
+"""The HF Trainer with what this program's log holds besides: nats per byte, tokens per second, perplexity."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Trainer
+
+from hf_integration.data import TrainingData
+
+
+class CausalLMTrainer(Trainer):
+    """HF Trainer that writes every log entry, extended, to a JSON-lines file as soon as it exists.
+
+    A training entry gains ``nats_per_byte`` and ``tokens_per_s`` (over all ranks, since the entry before);
+    an evaluation entry gains ``eval_perplexity`` (per token) and ``eval_nats_per_byte``.
+    """
+
+    def __init__(self, *, data: TrainingData, log_file: Path, **kwargs: Any) -> None:
+        super().__init__(
+            train_dataset=data.train, eval_dataset=data.evaluation, data_collator=stack_blocks, **kwargs
+        )
+        self._data = data
+        self._log_file = log_file
+        self._last_log: tuple[float, int] | None = None
+        if self.is_world_process_zero():
+            log_file.parent.mkdir(parents=True, exist_ok=True)
+            log_file.write_text("", encoding="utf-8")
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Extend ``logs``, hand them to the Trainer's own log and append them to the log file."""
+        if "loss" in logs:
+            logs["nats_per_byte"] = logs["loss"] * self._data.tokens_per_byte
+            logs.update(self._speed())
+        if "eval_loss" in logs:
+            logs["eval_perplexity"] = perplexity(logs["eval_loss"])
+            logs["eval_nats_per_byte"] = logs["eval_loss"] * self._data.tokens_per_byte
+        super().log(logs, start_time)
+        if self.is_world_process_zero():
+            with self._log_file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(self.state.log_history[-1]) + "\n")
+
+    def _speed(self) -> dict[str, float]:
+        """Return ``tokens_per_s`` since the last training entry; nothing for the first, which includes warm-up."""
+        now, before = time.perf_counter(), self._last_log
+        self._last_log = (now, self.state.global_step)
+        if before is None or self.state.global_step == before[1]:
+            return {}
+        steps = self.state.global_step - before[1]
+        sequences = steps * self.args.world_size * self.args.train_batch_size * self.args.gradient_accumulation_steps
+        return {"tokens_per_s": sequences * self._data.block_size / (now - before[0])}
+
+
+def perplexity(loss: float) -> float:
+    """Return e to the ``loss`` (nats a token), infinity where a float cannot hold it."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+def stack_blocks(blocks: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return the ``blocks``, all of one length, as one batch."""
+    return {key: torch.stack([block[key] for block in blocks]) for key in blocks[0]}
