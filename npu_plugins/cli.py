@@ -1,0 +1,75 @@
+"""The command `npu-plugins`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from npu_plugins import __version__
+from npu_plugins.errors import NpuPluginsError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status (1 with one sentence on stderr when it cannot be done)."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except NpuPluginsError as error:
+        print(f"npu-plugins: error: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="npu-plugins", description="Tools for training on Ascend NPUs.")
+    parser.add_argument("--version", action="version", version=f"npu-plugins {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    simulator = commands.add_parser("simulator", help="the simulated NPUs that NPU_SIM=<number> turns on")
+    actions = simulator.add_subparsers(required=True, metavar="ACTION")
+    build = actions.add_parser(
+        "build", help="compile the simulated CANN into the cache, if that is not done yet"
+    )
+    build.set_defaults(run=_simulator_build)
+    info = actions.add_parser(
+        "info", help="show what NPU_SIM and its companions ask for, and where the build is"
+    )
+    info.set_defaults(run=_simulator_info)
+    clean = actions.add_parser("clean", help="delete everything the simulator has built")
+    clean.set_defaults(run=_simulator_clean)
+    return parser
+
+
+def _simulator_build(options: argparse.Namespace) -> int:
+    from npu_plugins.simulator.build import ensure_built
+
+    print(ensure_built())
+    return 0
+
+
+def _simulator_info(options: argparse.Namespace) -> int:
+    from npu_plugins.simulator.build import find_built
+    from npu_plugins.simulator.settings import cache_root, format_bytes, settings_from, simulator_requested
+    from npu_plugins.simulator.toolchain import find_toolchain
+
+    if simulator_requested():
+        settings = settings_from()
+        print(
+            f"simulated NPUs: {settings.npus}, {settings.visible_npus} visible here (NPU_SIM={os.environ['NPU_SIM']})"
+        )
+        print(f"memory of each: {format_bytes(settings.hbm_bytes)}")
+    else:
+        print("simulated NPUs: none (NPU_SIM is not set)")
+    toolchain = find_toolchain()
+    print(f"compiler:       {toolchain.compiler_version()}")
+    print(f"cache:          {cache_root()}")
+    print(f"build:          {find_built() or 'not built yet'}")
+    return 0
+
+
+def _simulator_clean(options: argparse.Namespace) -> int:
+    from npu_plugins.simulator.build import clean
+    from npu_plugins.simulator.settings import cache_root, format_bytes
+
+    print(f"{format_bytes(clean())} freed in {cache_root()}")
+    return 0

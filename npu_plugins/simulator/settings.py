@@ -1,0 +1,136 @@
+"""What the environment asks of the simulator."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from npu_plugins.errors import SimulatorError
+
+MAX_NPUS = 64
+MIN_HBM_BYTES = 64 << 20  # torch_npu's allocator and one HCCL buffer already take tens of MiB
+MAX_HBM_BYTES = 1 << 42
+DEFAULT_HBM_BYTES = 64 << 30
+_UNITS = {"": 0, "B": 0, "K": 10, "KB": 10, "KIB": 10, "M": 20, "MB": 20, "MIB": 20}
+_UNITS |= {"G": 30, "GB": 30, "GIB": 30, "T": 40, "TB": 40, "TIB": 40}
+
+
+@dataclass(frozen=True)
+class SimulatorSettings:
+    """How many NPUs are simulated, and how large they are.
+
+    `npus`: NPUs of this machine. `hbm_bytes`: memory of each, in bytes. `visible`: the physical numbers
+    ASCEND_RT_VISIBLE_DEVICES lets this process see, in order, or None when it is unset.
+    """
+
+    npus: int
+    hbm_bytes: int = DEFAULT_HBM_BYTES
+    visible: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.npus <= MAX_NPUS:
+            raise SimulatorError(
+                f"NPU_SIM={self.npus} is out of range: set it to the number of NPUs to simulate, 1 to {MAX_NPUS}"
+                " (unset it to use a real card or none)."
+            )
+        if not MIN_HBM_BYTES <= self.hbm_bytes <= MAX_HBM_BYTES:
+            raise SimulatorError(
+                f"NPU_SIM_HBM asks for {self.hbm_bytes} bytes an NPU: set it between {format_bytes(MIN_HBM_BYTES)}"
+                f" and {format_bytes(MAX_HBM_BYTES)}, for example NPU_SIM_HBM=32GiB."
+            )
+        for number in self.visible or ():
+            if not 0 <= number < self.npus:
+                raise SimulatorError(
+                    f"ASCEND_RT_VISIBLE_DEVICES names NPU {number}, but NPU_SIM={self.npus} simulates"
+                    f" 0 to {self.npus - 1}: name only those, or raise NPU_SIM."
+                )
+        if len(set(self.visible or ())) != len(self.visible or ()):
+            raise SimulatorError(
+                f"ASCEND_RT_VISIBLE_DEVICES={','.join(map(str, self.visible or ()))} names an NPU twice: name each once."
+            )
+
+    @property
+    def visible_npus(self) -> int:
+        """Number of NPUs this process sees."""
+        return self.npus if self.visible is None else len(self.visible)
+
+
+def simulator_requested(environ: Mapping[str, str] = os.environ) -> bool:
+    """True when NPU_SIM is set; empty counts as unset, as the shell's `NPU_SIM= command` means."""
+    return environ.get("NPU_SIM", "").strip() != ""
+
+
+def settings_from(environ: Mapping[str, str] = os.environ) -> SimulatorSettings:
+    """Read NPU_SIM, NPU_SIM_HBM and ASCEND_RT_VISIBLE_DEVICES; raise SimulatorError for what makes no sense."""
+    text = environ.get("NPU_SIM", "").strip()
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise SimulatorError(
+            f"NPU_SIM={text!r} is not a number: set it to how many NPUs to simulate, for example NPU_SIM=2."
+        )
+    hbm = environ.get("NPU_SIM_HBM", "").strip()
+    return SimulatorSettings(
+        npus=int(text),
+        hbm_bytes=parse_bytes(hbm) if hbm else DEFAULT_HBM_BYTES,
+        visible=_parse_visible(environ.get("ASCEND_RT_VISIBLE_DEVICES")),
+    )
+
+
+def check_ranks(settings: SimulatorSettings, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise SimulatorError when the launcher started more ranks on this machine than it has NPUs."""
+    ranks = _count(environ, "LOCAL_WORLD_SIZE")
+    local_rank = _count(environ, "LOCAL_RANK")
+    needed = max(ranks, local_rank + 1 if "LOCAL_RANK" in environ else 0)
+    if needed > settings.npus:
+        raise SimulatorError(
+            f"This job runs {needed} or more ranks on this machine, but NPU_SIM={settings.npus}: start at most"
+            f" {settings.npus} ranks, or set NPU_SIM={needed} or more."
+        )
+
+
+def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
+    """Directory of everything the simulator builds: NPU_SIM_CACHE, or npu-plugins/simulator in the user's cache."""
+    chosen = environ.get("NPU_SIM_CACHE", "").strip()
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    base = environ.get("XDG_CACHE_HOME", "").strip()
+    return (Path(base) if base else Path("~/.cache").expanduser()) / "npu-plugins" / "simulator"
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size such as "64GiB", "512MiB" or "1073741824"; all units are powers of 1024. Returns bytes."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
+    unit = match and _UNITS.get(match[2].upper())
+    if match is None or unit is None:
+        raise SimulatorError(
+            f"NPU_SIM_HBM={text!r} is not a size: write it as 64GiB, 512MiB or a number of bytes."
+        )
+    return int(float(match[1]) * (1 << unit)) if "." in match[1] else int(match[1]) << unit
+
+
+def format_bytes(count: int) -> str:
+    """Write a number of bytes with the largest unit that keeps it at least 1, for example "64 GiB"."""
+    for unit, shift in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >= 1 << shift:
+            return f"{count / (1 << shift):.4g} {unit}"
+    return f"{count} B"
+
+
+def _count(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "").strip()
+    return int(text) if text.isdecimal() else 0
+
+
+def _parse_visible(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    if not text.strip():
+        return ()  # as CANN: set but empty hides every NPU
+    fields = [field.strip() for field in text.split(",")]
+    if not all(re.fullmatch(r"[0-9]{1,4}", field) for field in fields):
+        raise SimulatorError(
+            f"ASCEND_RT_VISIBLE_DEVICES={text!r} is not a list of NPU numbers: write it as 0,1,3, or unset it."
+        )
+    return tuple(int(field) for field in fields)
