@@ -97,7 +97,7 @@ class Compiler:
 
     def _link(self, library: Library, objects: Sequence[Path], target: Path) -> None:
         arguments = ["-shared", "-pthread", *map(str, objects), "-o", str(target / library.name)]
-        arguments += [f"-Wl,-soname,{library.name}", "-Wl,-rpath,$ORIGIN", f"-L{target}"]
+        arguments += [f"-Wl,-soname,{library.name}", "-Wl,-rpath,$ORIGIN", f"-L{target}", "-Wl,--no-as-needed"]
         arguments += [f"-l{name}" for name in library.needs]
         if library.uses_torch:
             for folder in (self.toolchain.torch / "lib", self.toolchain.torch_npu / "lib"):
