@@ -21,7 +21,7 @@ class ModelArguments:
     """Which model to train and which tokenizer goes with it."""
 
     model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Local directory in the format of save_pretrained; training continues from it."}
+        default=None, metadata={"help": "Directory that save_pretrained wrote; training continues from it."}
     )
     config_name: str | None = field(
         default=None,
@@ -65,35 +65,38 @@ class DataArguments:
     validation_file: str | None = field(
         default=None, metadata={"help": "The same for evaluation. Default: the end of the training text."}
     )
-    text_column: str = field(default="text", metadata={"help": "Field of a .json/.jsonl record that holds the text."})
+    text_column: str = field(default="text", metadata={"help": "Field of a JSON record that holds the text."})
     block_size: int | None = field(
         default=None, metadata={"help": "Tokens per sequence. Default: 256, or less if the model takes less."}
     )
     validation_fraction: float = field(
-        default=0.05, metadata={"help": "Share of the sequences kept for evaluation without --validation_file."}
+        default=0.05, metadata={"help": "Share of sequences evaluated on without --validation_file."}
     )
     stdlib_bytes: int = field(
-        default=2 << 20, metadata={"help": "Bytes of the standard library's source to use without --train_file."}
+        default=2 << 20, metadata={"help": "Bytes of the standard library's source to use."}
     )
-    max_eval_blocks: int = field(default=256, metadata={"help": "Most sequences to evaluate on; 0 means all."})
+    max_eval_blocks: int = field(default=256, metadata={"help": "Most sequences to evaluate on; 0: all."})
     sample_tokens: int = field(
         default=128, metadata={"help": "Tokens of the continuation sampled at the end; 0 means none."}
     )
-    sample_prompt: str = field(default="def ", metadata={"help": "Text that the sampled continuation starts from."})
+    sample_prompt: str = field(default="def ", metadata={"help": "Text the sample starts from."})
 
     def __post_init__(self) -> None:
         for flag, path in (("--train_file", self.train_file), ("--validation_file", self.validation_file)):
             if path is not None and not Path(path).exists():
-                raise TrainingInputError(f"{flag} {path} does not exist; give a text file, .jsonl file or directory")
+                raise TrainingInputError(f"{flag} {path} does not exist; give a file or directory")
         if self.block_size is not None and self.block_size < 2:
             raise TrainingInputError(f"--block_size must be at least 2 tokens, got {self.block_size}")
         if not 0 < self.validation_fraction < 1:
             raise TrainingInputError(
-                f"--validation_fraction must lie between 0 and 1 (both excluded), got {self.validation_fraction}"
+                f"--validation_fraction must lie between 0 and 1 (excluded), got {self.validation_fraction}"
             )
         if self.stdlib_bytes < 1:
             raise TrainingInputError(f"--stdlib_bytes must be at least 1, got {self.stdlib_bytes}")
-        for flag, value in (("--max_eval_blocks", self.max_eval_blocks), ("--sample_tokens", self.sample_tokens)):
+        for flag, value in (
+            ("--max_eval_blocks", self.max_eval_blocks),
+            ("--sample_tokens", self.sample_tokens),
+        ):
             if value < 0:
                 raise TrainingInputError(f"{flag} must not be negative, got {value}")
         if self.sample_tokens and not self.sample_prompt:
@@ -102,20 +105,18 @@ class DataArguments:
 
 @dataclass
 class NpuTrainingArguments(TrainingArguments):
-    """The HF Trainer's own arguments with defaults for this program and a check that a device is there."""
+    """The HF Trainer's own arguments with this program's defaults and a check that a device is there."""
 
-    output_dir: str | None = field(default="outputs", metadata={"help": "Where model, log and plot are written."})
+    output_dir: str = field(default="outputs", metadata={"help": "Where model, log and plot go."})
     do_train: bool = field(default=True, metadata={"help": "Train; `--do_train false` only evaluates."})
     do_eval: bool = field(default=True, metadata={"help": "Evaluate at the end and report the perplexity."})
     logging_steps: float = field(default=10, metadata={"help": "Steps between two log entries."})
     logging_first_step: bool = field(default=True, metadata={"help": "Log the first step too."})
-    save_strategy: str = field(
-        default="no", metadata={"help": "When to save checkpoints to resume from; the final model is always saved."}
-    )
+    save_strategy: str = field(default="no", metadata={"help": "When to save checkpoints to resume from."})
 
     def __post_init__(self) -> None:
         if self.do_predict:
-            raise TrainingInputError("--do_predict is not offered by this program; use --do_eval for the perplexity")
+            raise TrainingInputError("--do_predict is not offered here; use --do_eval for the perplexity")
         if self.deepspeed is not None and not isinstance(self.deepspeed, dict):
             check_deepspeed_file(Path(self.deepspeed))
         # Before the parent's __post_init__, which brings up the process group on whatever device it finds.
@@ -129,18 +130,20 @@ def require_file(path: Path, flag: str) -> None:
     """Raise TrainingInputError unless ``path``, which ``flag`` implies, is a file."""
     if not path.is_file():
         raise TrainingInputError(
-            f"{flag} {path.parent} is no local directory with a {path.name}; give one that save_pretrained wrote"
+            f"{flag} {path.parent} is no directory with a {path.name}; give one that save_pretrained wrote"
         )
 
 
 def check_deepspeed_file(path: Path) -> None:
-    """Raise TrainingInputError unless ``path`` is a JSON file that DeepSpeed under the HF Trainer can use."""
+    """Raise TrainingInputError unless ``path`` is JSON that the HF Trainer can hand to DeepSpeed."""
     if not path.is_file():
-        raise TrainingInputError(f"--deepspeed {path} does not exist; `ds-config list` names the ready presets")
+        raise TrainingInputError(f"--deepspeed {path} does not exist; `ds-config list` names the presets")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise TrainingInputError(f"--deepspeed {path} is not strict JSON, which the HF Trainer needs: {error}") from error
+        raise TrainingInputError(
+            f"--deepspeed {path} is not the strict JSON that HF needs: {error}"
+        ) from error
     if not isinstance(config, dict) or "zero_optimization" not in config:
         raise TrainingInputError(
             f'--deepspeed {path} has no "zero_optimization" section, without which accelerate refuses it; '
@@ -162,7 +165,7 @@ def keep_model_savable(config: dict) -> None:
         return
     if any(zero.get(name) is False for name in names):
         raise TrainingInputError(
-            f'"{names[0]}" is false, so the trained model could not be loaded by from_pretrained; set it to true'
+            f'"{names[0]}" is false, so from_pretrained could not load the trained model; set it to true'
         )
     if not any(name in zero for name in names):
         zero[names[0]] = True
@@ -173,8 +176,19 @@ def parse_arguments(argv: Sequence[str]) -> tuple[ModelArguments, DataArguments,
 
     Raises:
         TrainingInputError: a value is refused; the message says which and why.
-        SystemExit: a flag is unknown or its value has the wrong type (argparse's own message).
+        SystemExit: a value has the wrong type (argparse's own message).
     """
-    parser = HfArgumentParser((ModelArguments, DataArguments, NpuTrainingArguments))
-    model, data, training = parser.parse_args_into_dataclasses(args=list(argv))
+    groups = (ModelArguments, DataArguments, NpuTrainingArguments)
+    parser = HfArgumentParser(groups)  # type: ignore[arg-type]  # transformers wants its own NewType
+    # Before any dataclass is built, since building the last one brings up the process group.
+    _, unknown = parser.parse_known_args(list(argv))
+    if unknown:
+        raise TrainingInputError(f"unknown arguments {' '.join(unknown)}; --help lists those that exist")
+    try:
+        model, data, training = parser.parse_args_into_dataclasses(args=list(argv))
+    except TrainingInputError:
+        raise
+    except ValueError as error:
+        # transformers' own refusal of a combination of its flags.
+        raise TrainingInputError(str(error)) from error
     return model, data, training

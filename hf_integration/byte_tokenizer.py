@@ -15,7 +15,8 @@ END_OF_TEXT = "<|endoftext|>"
 
 def build_byte_tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer whose token ids 0…255 are byte values and whose id 256 ends a document."""
-    # The byte-level pre-tokenizer writes each byte as one printable character; without merges BPE keeps them apart.
+    # The byte-level pre-tokenizer writes each byte as one printable character; BPE without merges keeps them
+    # apart.
     vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -65,14 +65,12 @@ class PackedBlocks(Dataset):
         """Return tokens ``start`` to ``stop`` of the whole text."""
         first = bisect.bisect_right(self._starts, start) - 1
         last = bisect.bisect_left(self._starts, stop) - 1
-        pieces = [
-            self._parts[i][max(start - self._starts[i], 0) : stop - self._starts[i]] for i in range(first, last + 1)
-        ]
-        return np.concatenate(pieces)
+        spans = zip(self._parts[first : last + 1], self._starts[first : last + 1], strict=True)
+        return np.concatenate([part[max(start - begin, 0) : stop - begin] for part, begin in spans])
 
 
 def standard_library_files() -> Iterator[Path]:
-    """Yield the source files of Python's standard library, sorted, without its tests and installed packages."""
+    """Yield the source files of Python's standard library, sorted, without tests and installed packages."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
@@ -140,13 +138,13 @@ def read_documents(path: Path, text_column: str) -> datasets.Dataset:
                 f"the records of {path} have no field {column!r} but {', '.join(part.column_names)}; "
                 "name the right one with --text_column"
             )
-        found[index] = part.select_columns([column]).rename_column(column, "text") if column != "text" else part
-        found[index] = found[index].select_columns(["text"])
+        part = part.select_columns([column])
+        found[index] = part if column == "text" else part.rename_column(column, "text")
     return datasets.concatenate_datasets(found)
 
 
 def tokenize(documents: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> TokenizedText:
-    """Return ``documents`` as token ids, each document followed by the tokenizer's end-of-text token if it has one."""
+    """Return ``documents`` as token ids, each followed by the tokenizer's end-of-text token if it has one."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list]:
@@ -156,7 +154,7 @@ def tokenize(documents: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) ->
         return {"input_ids": [row + end if row else [] for row in ids], "num_bytes": sizes}
 
     features = datasets.Features(
-        {"input_ids": datasets.List(datasets.Value("int32")), "num_bytes": datasets.Value("int64")}
+        {"input_ids": datasets.Sequence(datasets.Value("int32")), "num_bytes": datasets.Value("int64")}
     )
     encoded = documents.map(
         encode, batched=True, batch_size=100, remove_columns=["text"], features=features, desc="Tokenizing"
@@ -173,8 +171,8 @@ def split_blocks(blocks: PackedBlocks, fraction: float) -> tuple[Subset, Subset]
     """
     if len(blocks) < 2:
         raise TrainingInputError(
-            f"the data set makes {len(blocks)} sequence(s) of {blocks.block_size} tokens, but one to train on and one "
-            "to evaluate on are needed; give more text or lower --block_size"
+            f"the data set makes {len(blocks)} sequence(s) of {blocks.block_size} tokens, but one to train "
+            "on and one to evaluate on are needed; give more text or lower --block_size"
         )
     held_out = min(len(blocks) - 1, max(1, round(len(blocks) * fraction)))
     border = len(blocks) - held_out
@@ -214,17 +212,22 @@ def load_data(
     Raises:
         TrainingInputError: the text cannot be read or is too short.
     """
-    documents = read_documents(Path(train_file), text_column) if train_file else standard_library(stdlib_bytes)
+    if train_file is None:
+        documents = standard_library(stdlib_bytes)
+    else:
+        documents = read_documents(Path(train_file), text_column)
     text = tokenize(documents, tokenizer)
     blocks = PackedBlocks(text, block_size)
     if validation_file is None:
         train, evaluation = split_blocks(blocks, validation_fraction)
     else:
-        held_out = PackedBlocks(tokenize(read_documents(Path(validation_file), text_column), tokenizer), block_size)
+        held_out_text = tokenize(read_documents(Path(validation_file), text_column), tokenizer)
+        held_out = PackedBlocks(held_out_text, block_size)
         for flag, part in (("--train_file", blocks), ("--validation_file", held_out)):
             if len(part) == 0:
                 raise TrainingInputError(
-                    f"{flag} is shorter than one sequence of {block_size} tokens; give more text or lower --block_size"
+                    f"{flag} is shorter than one sequence of {block_size} tokens; give more text or lower "
+                    "--block_size"
                 )
         train, evaluation = Subset(blocks, range(len(blocks))), Subset(held_out, range(len(held_out)))
     if max_eval_blocks:

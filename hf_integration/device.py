@@ -6,8 +6,10 @@ import os
 from dataclasses import dataclass
 
 import torch
+from accelerate.utils import is_npu_available
 
 from hf_integration.errors import TrainingInputError
+from npu_plugins.autoload import platform
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,7 @@ class DeviceDescription:
 
     Attributes:
         device: as torch names it, such as ``npu:0``.
+        platform: what stands behind it, fit for a label: ``npu``, ``cpu`` or what npu_plugins calls it.
         name: the chip's name as its driver reports it.
         backend: of the default process group, such as ``hccl``; ``none`` for a single process.
         accelerator: full class name of DeepSpeed's accelerator; ``none`` without DeepSpeed.
@@ -23,6 +26,7 @@ class DeviceDescription:
     """
 
     device: str
+    platform: str
     name: str
     backend: str
     accelerator: str
@@ -41,35 +45,41 @@ def require_device(*, use_cpu: bool, deepspeed: bool) -> None:
         if deepspeed:
             flag = "--use_cpu" if use_cpu else "ACCELERATE_USE_CPU"
             raise TrainingInputError(
-                f"{flag} together with --deepspeed would train without DeepSpeed, because accelerate drops it on "
-                "the CPU; remove one of the two"
+                f"{flag} together with --deepspeed would train without DeepSpeed, because accelerate drops "
+                "it on the CPU; remove one of the two"
             )
         return
-    count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
-    if count == 0:
+    kind = visible_device_type()
+    if kind is None:
         raise TrainingInputError(
             "no NPU is visible to torch; source CANN's set_env.sh, or set NPU_SIM=<number> to simulate NPUs, "
             "or train on the CPU with --use_cpu and without --deepspeed"
         )
-    needed = local_world_size()
+    needed, count = local_world_size(), getattr(torch, kind).device_count()
     if needed > count:
         raise TrainingInputError(
-            f"{needed} ranks were started on this machine but only {count} device(s) are visible; start at most "
-            f"{count} (deepspeed --num_gpus {count}) or make more visible"
+            f"{needed} ranks were started on this machine but only {count} device(s) are visible; start at "
+            f"most {count} (deepspeed --num_gpus {count}) or make more visible"
         )
     if deepspeed:
-        require_same_device_type()
+        require_deepspeed_on(kind)
 
 
-def require_same_device_type() -> None:
-    """Raise TrainingInputError if DeepSpeed and torch would use different kinds of device."""
+def visible_device_type() -> str | None:
+    """Return the kind of device accelerate will choose, ``npu`` before ``cuda``; None for the CPU."""
+    if is_npu_available():
+        return "npu"
+    return "cuda" if torch.cuda.is_available() else None
+
+
+def require_deepspeed_on(kind: str) -> None:
+    """Raise TrainingInputError unless DeepSpeed's accelerator is of ``kind``, which the Trainer uses."""
     from deepspeed.accelerator import get_accelerator
 
-    wanted = torch.accelerator.current_accelerator().type
     found = get_accelerator().device_name()
-    if wanted != found:
+    if kind != found:
         raise TrainingInputError(
-            f"torch uses {wanted!r} but DeepSpeed chose {found!r}; unset DS_ACCELERATOR "
+            f"the Trainer uses {kind!r} but DeepSpeed chose {found!r}; unset DS_ACCELERATOR "
             f"(now {os.environ.get('DS_ACCELERATOR')}) and check that npu_plugins is installed"
         )
 
@@ -80,10 +90,14 @@ def local_world_size() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 1)
 
 
+def platform_label(device_type: str) -> str:
+    """Return the label under which speeds on ``device_type`` are reported, so that unlike ones do not mix."""
+    return platform() if device_type == "npu" else device_type
+
+
 def describe_device(device: torch.device, *, deepspeed: bool) -> DeviceDescription:
     """Return what this rank runs on, asked from torch and DeepSpeed and not from the flags."""
-    module = getattr(torch, device.type, None)
-    name = module.get_device_name(device) if hasattr(module, "get_device_name") else device.type
+    name = "host" if device.type == "cpu" else getattr(torch, device.type).get_device_name(device)
     grouped = torch.distributed.is_available() and torch.distributed.is_initialized()
     accelerator = "none"
     if deepspeed:
@@ -93,6 +107,7 @@ def describe_device(device: torch.device, *, deepspeed: bool) -> DeviceDescripti
         accelerator = f"{kind.__module__}.{kind.__qualname__}"
     return DeviceDescription(
         device=str(device),
+        platform=platform_label(device.type),
         name=name,
         backend=torch.distributed.get_backend() if grouped else "none",
         accelerator=accelerator,

@@ -7,11 +7,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from hf_integration.errors import TrainingInputError
 
-# Embedding rows are padded to this multiple, so that the vocabulary divides among 2, 4 or 8 tensor-parallel ranks.
+# Embedding rows are padded to this multiple: it divides among 2, 4 or 8 tensor-parallel ranks.
 VOCABULARY_MULTIPLE = 8
 
 
@@ -84,15 +90,17 @@ def preset_names() -> list[str]:
 
 
 def model_config(
-    *, directory: str | None, preset: str | None, tokenizer: PreTrainedTokenizerBase
+    directory: str | None, preset: str | None, tokenizer: PreTrainedTokenizerBase
 ) -> PretrainedConfig:
     """Return the configuration of the model to train and check that ``tokenizer`` fits its embedding.
+
+    Exactly one of ``directory`` and ``preset`` is to be given.
 
     Raises:
         TrainingInputError: ``tokenizer`` has more tokens than the embedding has rows.
     """
-    if preset is not None:
-        return PRESETS[preset].config(tokenizer)
+    if directory is None:
+        return PRESETS[str(preset)].config(tokenizer)
     config = AutoConfig.from_pretrained(directory)
     rows = config.get_text_config().vocab_size
     if len(tokenizer) > rows:
@@ -103,18 +111,23 @@ def model_config(
     return config
 
 
+def longest_sequence(config: PretrainedConfig) -> int | None:
+    """Return how many positions the model has, in tokens; None where its configuration sets no limit."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
 def resolve_block_size(wanted: int | None, config: PretrainedConfig) -> int:
     """Return the sequence length in tokens: ``wanted``, or 256 where the model takes that much.
 
     Raises:
         TrainingInputError: ``wanted`` is longer than the model's positions.
     """
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    longest = longest_sequence(config)
     if wanted is None:
         return min(256, longest) if longest else 256
     if longest and wanted > longest:
         raise TrainingInputError(
-            f"--block_size {wanted} is longer than the {longest} positions of the model; lower it to {longest} or less"
+            f"--block_size {wanted} is longer than the {longest} positions of the model; lower it"
         )
     return wanted
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from hf_integration.device import DeviceDescription
+from hf_integration.models import longest_sequence
 from hf_integration.plot import series
+from hf_integration.trainer import speed_key
 
 
 @dataclass(frozen=True)
@@ -27,10 +30,10 @@ class RunFiles:
 def sample_continuation(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, tokens: int, seed: int
 ) -> str:
-    """Return ``prompt`` with up to ``tokens`` sampled tokens after it. Every rank must call it under ZeRO-3."""
+    """Return ``prompt`` and up to ``tokens`` sampled ones; under ZeRO-3 every rank must call this."""
     encoded = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).to(model.device)
     # The key/value cache and the prompt together must fit the model's positions.
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    longest = longest_sequence(model.config)
     length = encoded["input_ids"].shape[1] + tokens
     torch.manual_seed(seed)
     model.eval()
@@ -42,9 +45,9 @@ def sample_continuation(
             max_length=min(length, longest) if longest else length,
             # Under ZeRO-3 every forward gathers weights from all ranks, so none may stop before the others.
             synced_gpus=is_deepspeed_zero3_enabled(),
-            pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+            pad_token_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
         )
-    return tokenizer.decode(output[0], skip_special_tokens=True)
+    return tokenizer.batch_decode(output, skip_special_tokens=True)[0]
 
 
 def summary(
@@ -60,7 +63,7 @@ def summary(
         f"device        {device.device} ({device.name}), {device.world_size} rank(s)",
         f"backend       {device.backend}",
         f"accelerator   {device.accelerator}",
-        *loss_lines(history),
+        *loss_lines(history, device.platform),
         *(f"{name:<14}{path}" for name, path in (("model", files.model), ("plot", files.plot)) if path),
         f"log           {files.log}",
     ]
@@ -69,19 +72,19 @@ def summary(
     return "\n".join(lines)
 
 
-def loss_lines(history: Sequence[dict[str, Any]]) -> list[str]:
+def loss_lines(history: Sequence[dict[str, Any]], platform: str) -> list[str]:
     """Return the lines on training loss, evaluation loss and speed, as far as ``history`` has them."""
     lines = []
     steps, losses = series(history, "nats_per_byte")
     if losses:
-        lines.append(
-            f"loss          {losses[0]:.4f} (step {steps[0]}) -> {losses[-1]:.4f} (step {steps[-1]}) nats per byte"
-        )
+        first, last = f"{losses[0]:.4f} (step {steps[0]})", f"{losses[-1]:.4f} (step {steps[-1]})"
+        lines.append(f"loss          {first} -> {last} nats per byte")
     _, evaluated = series(history, "eval_nats_per_byte")
     if evaluated:
         value = series(history, "eval_perplexity")[1][-1]
         lines.append(f"evaluation    {evaluated[-1]:.4f} nats per byte, perplexity {value:.2f} per token")
-    _, speeds = series(history, "tokens_per_s")
+    _, speeds = series(history, speed_key(platform))
     if speeds:
-        lines.append(f"speed         {sorted(speeds)[len(speeds) // 2]:.0f} tokens/s (median, all ranks)")
+        name = platform.replace("_", " ")
+        lines.append(f"speed         {median(speeds):.0f} tokens/s on {name} (median, all ranks together)")
     return lines

@@ -10,10 +10,11 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import datasets
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, set_seed
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from hf_integration.arguments import (
     BYTE_TOKENIZER,
@@ -23,8 +24,8 @@ from hf_integration.arguments import (
     parse_arguments,
 )
 from hf_integration.byte_tokenizer import build_byte_tokenizer
-from hf_integration.data import TrainingData, load_data
-from hf_integration.device import describe_device
+from hf_integration.data import load_data
+from hf_integration.device import describe_device, platform_label
 from hf_integration.errors import TrainingInputError
 from hf_integration.models import build_model, model_config, resolve_block_size
 from hf_integration.plot import plot_losses
@@ -38,9 +39,10 @@ def load_tokenizer(args: ModelArguments) -> PreTrainedTokenizerBase:
     Raises:
         TrainingInputError: the model's directory has no tokenizer and none was named.
     """
-    if args.tokenizer_name == BYTE_TOKENIZER or (args.tokenizer_name is None and args.config_name is not None):
+    name = args.tokenizer_name or (BYTE_TOKENIZER if args.config_name else args.model_name_or_path)
+    if name == BYTE_TOKENIZER:
         return build_byte_tokenizer()
-    directory = Path(args.tokenizer_name or args.model_name_or_path or "")
+    directory = Path(str(name))
     if not (directory / "tokenizer_config.json").is_file():
         raise TrainingInputError(
             f"{directory} has no tokenizer_config.json; name a tokenizer with --tokenizer_name DIR, "
@@ -49,10 +51,10 @@ def load_tokenizer(args: ModelArguments) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(directory)
 
 
-def prepare(
+def build_trainer(
     model_args: ModelArguments, data_args: DataArguments, args: NpuTrainingArguments
-) -> tuple[CausalLMTrainer, TrainingData]:
-    """Load tokenizer, data and model and return the trainer that joins them, with the data.
+) -> CausalLMTrainer:
+    """Load tokenizer, data and model and return the trainer that joins them.
 
     Raises:
         TrainingInputError: tokenizer, data and model do not fit together.
@@ -60,9 +62,7 @@ def prepare(
     if args.process_index != 0:
         datasets.disable_progress_bars()
     tokenizer = load_tokenizer(model_args)
-    config = model_config(
-        directory=model_args.model_name_or_path, preset=model_args.config_name, tokenizer=tokenizer
-    )
+    config = model_config(model_args.model_name_or_path, model_args.config_name, tokenizer)
     # Rank 0 fills the cache of `datasets`, the others then read it.
     with args.main_process_first(desc="reading the data"):
         data = load_data(
@@ -77,8 +77,14 @@ def prepare(
         )
     set_seed(args.seed)
     model = build_model(config, model_args.model_name_or_path)
-    log_file = Path(args.output_dir) / "log.jsonl"
-    return CausalLMTrainer(model=model, args=args, data=data, log_file=log_file, processing_class=tokenizer), data
+    return CausalLMTrainer(
+        model=model,
+        args=args,
+        data=data,
+        log_file=Path(args.output_dir) / "log.jsonl",
+        platform=platform_label(args.device.type),
+        processing_class=tokenizer,
+    )
 
 
 def run(argv: Sequence[str]) -> None:
@@ -88,7 +94,7 @@ def run(argv: Sequence[str]) -> None:
         TrainingInputError: something the user gave is refused.
     """
     model_args, data_args, args = parse_arguments(argv)
-    trainer, _ = prepare(model_args, data_args, args)
+    trainer = build_trainer(model_args, data_args, args)
     device = describe_device(args.device, deepspeed=bool(args.deepspeed))
     model_dir = None
     if args.do_train:
@@ -101,9 +107,10 @@ def run(argv: Sequence[str]) -> None:
         trainer.evaluate()
     continuation = None
     if data_args.sample_tokens:
-        continuation = sample_continuation(
-            trainer.model, trainer.processing_class, data_args.sample_prompt, data_args.sample_tokens, args.seed
-        )
+        prompt, tokens = data_args.sample_prompt, data_args.sample_tokens
+        model = cast(PreTrainedModel, trainer.model)
+        tokenizer = cast(PreTrainedTokenizerBase, trainer.processing_class)
+        continuation = sample_continuation(model, tokenizer, prompt, tokens, args.seed)
     if trainer.is_world_process_zero():
         history = trainer.state.log_history
         name = model_args.config_name or model_args.model_name_or_path

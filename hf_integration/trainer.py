@@ -17,16 +17,18 @@ from hf_integration.data import TrainingData
 class CausalLMTrainer(Trainer):
     """HF Trainer that writes every log entry, extended, to a JSON-lines file as soon as it exists.
 
-    A training entry gains ``nats_per_byte`` and ``tokens_per_s`` (over all ranks, since the entry before);
-    an evaluation entry gains ``eval_perplexity`` (per token) and ``eval_nats_per_byte``.
+    A training entry gains ``nats_per_byte`` and ``<platform>_tokens_per_s``, over all ranks and since the entry
+    before; the name says on what, so that a simulator's speed is not taken for a card's. An evaluation entry
+    gains ``eval_perplexity`` (per token) and ``eval_nats_per_byte``.
     """
 
-    def __init__(self, *, data: TrainingData, log_file: Path, **kwargs: Any) -> None:
+    def __init__(self, *, data: TrainingData, log_file: Path, platform: str, **kwargs: Any) -> None:
         super().__init__(
             train_dataset=data.train, eval_dataset=data.evaluation, data_collator=stack_blocks, **kwargs
         )
         self._data = data
         self._log_file = log_file
+        self._speed_key = speed_key(platform)
         self._last_log: tuple[float, int] | None = None
         if self.is_world_process_zero():
             log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -46,14 +48,20 @@ class CausalLMTrainer(Trainer):
                 file.write(json.dumps(self.state.log_history[-1]) + "\n")
 
     def _speed(self) -> dict[str, float]:
-        """Return ``tokens_per_s`` since the last training entry; nothing for the first, which includes warm-up."""
+        """Return the speed since the last training entry; nothing for the first, which has warm-up."""
         now, before = time.perf_counter(), self._last_log
         self._last_log = (now, self.state.global_step)
         if before is None or self.state.global_step == before[1]:
             return {}
         steps = self.state.global_step - before[1]
-        sequences = steps * self.args.world_size * self.args.train_batch_size * self.args.gradient_accumulation_steps
-        return {"tokens_per_s": sequences * self._data.block_size / (now - before[0])}
+        per_rank = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        sequences = steps * self.args.world_size * per_rank
+        return {self._speed_key: sequences * self._data.block_size / (now - before[0])}
+
+
+def speed_key(platform: str) -> str:
+    """Return the name in the log of the speed on ``platform``, in tokens a second."""
+    return f"{platform}_tokens_per_s"
 
 
 def perplexity(loss: float) -> float:
