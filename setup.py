@@ -1,4 +1,4 @@
-"""Installs npu_plugins, ds_configs and hf_integration, and the .pth file that lets unmodified programs find the NPU."""
+"""Installs the three packages, and the .pth file that lets unmodified programs find the NPU."""
 
 from pathlib import Path
 
@@ -16,8 +16,8 @@ PTH = (
 class BuildPth(Command):
     """Puts npu_plugins.pth next to the packages: a file there is neither a module nor package data.
 
-    A sub-command of `build`, as setuptools' SubCommand protocol describes: `pip install .` and `pip install -e .` both
-    run it, and uninstalling removes the file because it is part of the wheel.
+    A sub-command of `build`, as setuptools' SubCommand protocol describes: `pip install .` and `pip install
+    -e .` both run it, and uninstalling removes the file because it is part of the wheel.
     """
 
     user_options: list[tuple[str, str, str]] = []
@@ -72,22 +72,20 @@ def version() -> str:
 setup(
     name="npu-plugins",
     version=version(),
-    description="DeepSpeed and Hugging Face training on Ascend NPUs, with a simulated NPU for machines without a card",
+    description="DeepSpeed and Hugging Face training on Ascend NPUs, and a simulated NPU for want of a card",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.10",
-    package_dir={
-        "": "."
-    },  # makes the editable install a plain path entry, which costs an interpreter start nothing
+    package_dir={"": "."},  # an editable install is then a plain path entry: free at interpreter start
     packages=find_packages(include=["npu_plugins*", "ds_configs*", "hf_integration*"]),
     package_data={
         "npu_plugins": ["simulator/csrc/**/*.cpp", "simulator/csrc/**/*.h"],
         "ds_configs": ["presets/*.json"],
     },
     # Wide on purpose: a user with a card brings the torch and torch_npu pair of the CANN in place.
-    # torch_npu is not named: it has wheels for Linux only, and which one fits depends on CANN (extra "npu" asks for it).
+    # torch_npu is in the extra "npu" only: it has wheels for Linux alone, and which one fits depends on CANN.
     install_requires=[
         "torch>=2.1",
         "deepspeed>=0.16",

@@ -25,7 +25,7 @@ _HOOKS = {  # module to wait for -> generator function of import_hooks.py
 def install() -> None:
     """Put the import finder in place; a second call does nothing."""
     if not any(getattr(finder, "is_npu_plugins_finder", False) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]  # a finder by duck typing, as PEP 302 allows
+        sys.meta_path.insert(0, _Finder())
 
 
 def torch_backend() -> None:
@@ -34,7 +34,7 @@ def torch_backend() -> None:
 
 
 def platform() -> str:
-    """Return the label under which this process's NPU speeds are reported: `npu`, or `simulated_npu` without a card."""
+    """Return the label under which this process's NPU speeds are reported: `npu` or `simulated_npu`."""
     from npu_plugins.simulator.settings import simulator_requested
 
     return "simulated_npu" if simulator_requested() else "npu"

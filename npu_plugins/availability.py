@@ -42,7 +42,7 @@ def refuse_without_cann() -> None:
 
 
 def check_pair() -> None:
-    """Raise NpuUnavailableError when torch and torch_npu are not of the same release, as their binaries must be."""
+    """Raise NpuUnavailableError when torch and torch_npu are not of the same release, as binaries must be."""
     versions = {name: importlib.metadata.version(name) for name in ("torch", "torch_npu")}
     releases = {name: version.split(".")[:2] for name, version in versions.items()}
     if releases["torch"] != releases["torch_npu"]:
@@ -56,8 +56,8 @@ def check_pair() -> None:
 def npu_for_deepspeed() -> bool:
     """True when DeepSpeed shall use the NPU; False when it shall choose for itself.
 
-    Raises NpuPluginsError when an NPU was asked for (DS_ACCELERATOR=npu), or when a launched job would silently train on
-    the CPU although torch_npu is installed.
+    Raises NpuPluginsError when an NPU was asked for (DS_ACCELERATOR=npu), or when a launched job would
+    silently train on the CPU although torch_npu is installed.
     """
     chosen = os.environ.get("DS_ACCELERATOR")
     if chosen not in (None, "npu"):

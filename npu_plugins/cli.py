@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
@@ -54,9 +53,7 @@ def _simulator_info(options: argparse.Namespace) -> int:
 
     if simulator_requested():
         settings = settings_from()
-        print(
-            f"simulated NPUs: {settings.npus}, {settings.visible_npus} visible here (NPU_SIM={os.environ['NPU_SIM']})"
-        )
+        print(f"simulated NPUs: {settings.npus}, of which {settings.visible_npus} visible here")
         print(f"memory of each: {format_bytes(settings.hbm_bytes)}")
     else:
         print("simulated NPUs: none (NPU_SIM is not set)")

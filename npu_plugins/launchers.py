@@ -21,7 +21,7 @@ _MODULES = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.laun
 def is_launcher(command: Sequence[str] | None = None) -> bool:
     """True when this process (or `command`, as in sys.orig_argv) is `deepspeed`, `torchrun` or the like."""
     words = list(sys.orig_argv if command is None else command)
-    for word, following in zip(words[1:], [*words[2:], ""]):
+    for word, following in zip(words[1:], [*words[2:], ""], strict=True):
         if word == "-m":
             return following.startswith(_MODULES)
         if not word.startswith("-"):

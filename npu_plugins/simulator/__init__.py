@@ -1,1 +1,1 @@
-"""A simulated CANN: the host libraries that let the real torch_npu run on a machine without an Ascend card."""
+"""A simulated CANN: the host libraries with which the real torch_npu runs on a machine without a card."""

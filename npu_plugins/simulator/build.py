@@ -1,4 +1,4 @@
-"""Builds the simulator's libraries into the user's cache, once for each set of sources, versions and processor.
+"""Builds the simulator's libraries into the user's cache, once for each set of sources, versions and CPU.
 
 Layout of the cache directory:
     lock            held while building; ranks that start together wait for the first
@@ -31,8 +31,8 @@ from npu_plugins.simulator.toolchain import Toolchain, find_toolchain
 def ensure_built(root: Path | None = None, csrc: Path = CSRC) -> Path:
     """Return the directory of libraries for this machine, building them first if they are not there yet.
 
-    `root` is the cache directory (cache_root() by default). Raises SimulatorError with one sentence when there is no
-    compiler, the sources do not compile, or the cache cannot be written.
+    `root` is the cache directory (cache_root() by default). Raises SimulatorError with one sentence when
+    there is no compiler, the sources do not compile, or the cache cannot be written.
     """
     root = root or cache_root()
     toolchain = find_toolchain()
@@ -110,7 +110,7 @@ def _by_stamp(root: Path, stamp: str) -> Path | None:
 
 
 def _remember(root: Path, stamp: str, key: str) -> None:
-    """Note the key of this stamp. A cache that someone else filled may be read-only: then the key is made anew."""
+    """Note the key of this stamp; a cache that someone else filled may be read-only, and works without."""
     with contextlib.suppress(PermissionError):
         (root / "stamps").mkdir(exist_ok=True)
         handle, path = tempfile.mkstemp(dir=root / "stamps")
@@ -144,6 +144,6 @@ def _cache_error(root: Path, error: OSError) -> SimulatorError:
     else:
         mend = "make it writable"
     return SimulatorError(
-        f"The simulator's cache {root} cannot be used ({error.strerror or error}): {mend}, or set NPU_SIM_CACHE to"
-        " another directory."
+        f"The simulator's cache {root} cannot be used ({error.strerror or error}): {mend}, or set"
+        " NPU_SIM_CACHE to another directory."
     )

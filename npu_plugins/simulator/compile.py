@@ -97,7 +97,12 @@ class Compiler:
 
     def _link(self, library: Library, objects: Sequence[Path], target: Path) -> None:
         arguments = ["-shared", "-pthread", *map(str, objects), "-o", str(target / library.name)]
-        arguments += [f"-Wl,-soname,{library.name}", "-Wl,-rpath,$ORIGIN", f"-L{target}", "-Wl,--no-as-needed"]
+        arguments += [
+            f"-Wl,-soname,{library.name}",
+            "-Wl,-rpath,$ORIGIN",
+            f"-L{target}",
+            "-Wl,--no-as-needed",
+        ]
         arguments += [f"-l{name}" for name in library.needs]
         if library.uses_torch:
             for folder in (self.toolchain.torch / "lib", self.toolchain.torch_npu / "lib"):
@@ -122,8 +127,8 @@ class Compiler:
         first = re.search(r"^.*(?:error|undefined reference|fatal).*$", done.stdout, re.MULTILINE)
         reason = first[0] if first else f"exit status {done.returncode}"
         raise SimulatorError(
-            f"{self.toolchain.compiler_version()} could not build {what} of the NPU simulator ({reason.strip()}): the"
-            f" command and its whole output are in {log}; g++ 11 or newer is needed."
+            f"{self.toolchain.compiler_version()} could not build {what} of the NPU simulator"
+            f" ({reason.strip()}): see the command and its whole output in {log} (g++ 11 or newer is needed)."
         )
 
 

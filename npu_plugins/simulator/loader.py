@@ -28,7 +28,7 @@ def load_cann() -> Path:
     _refuse_beside_real_cann(settings)
     built = ensure_built()
     os.environ["NPU_SIM_HBM_BYTES"] = str(settings.hbm_bytes)  # libascendcl reads this one: no unit to parse
-    # libascendcl first: the others are linked with it. RTLD_GLOBAL: torch_npu finds functions by name later on.
+    # libascendcl first: the others are linked with it. RTLD_GLOBAL: torch_npu looks functions up by name.
     for path in sorted(built.glob("lib*.so"), key=lambda path: path.name != "libascendcl.so"):
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     _announce(settings)
@@ -45,8 +45,8 @@ def load_kernels() -> None:
     status = library.npu_sim_register() if hasattr(library, "npu_sim_register") else 0
     if status != 0:
         raise SimulatorError(
-            f"The kernels of the simulated NPU could not be registered (npu_sim_register returned {status}): delete"
-            " the build with `npu-plugins simulator clean` and start again."
+            f"The kernels of the simulated NPU could not be registered (npu_sim_register returned {status}):"
+            " delete the build with `npu-plugins simulator clean` and start again."
         )
 
 
@@ -55,8 +55,8 @@ def _refuse_beside_real_cann(settings: SimulatorSettings) -> None:
         loaded = [line.split(maxsplit=5)[-1].strip() for line in maps if "/libascendcl.so" in line]
     if loaded:
         raise SimulatorError(
-            f"NPU_SIM={settings.npus} is set, but this process has already loaded CANN from {loaded[0]}: unset NPU_SIM to"
-            " use the card, or import torch before whatever loaded CANN."
+            f"NPU_SIM={settings.npus} is set, but this process has already loaded CANN from {loaded[0]}:"
+            " unset NPU_SIM to use the card, or import torch before whatever loaded CANN."
         )
 
 
@@ -70,8 +70,8 @@ def _announce(settings: SimulatorSettings) -> None:
     aside = f"; the CANN in {real} is not used" if real and Path(real, "lib64").is_dir() else ""
     noun = "NPU" if settings.npus == 1 else "NPUs"
     print(
-        f"npu-plugins: {settings.npus} simulated {noun} ({format_bytes(settings.hbm_bytes)} each; results are real, times"
-        f" are this CPU's{aside}).",
+        f"npu-plugins: {settings.npus} simulated {noun} ({format_bytes(settings.hbm_bytes)} each): results"
+        f" are real, times are this CPU's{aside}.",
         file=sys.stderr,
         flush=True,
     )

@@ -33,13 +33,13 @@ class SimulatorSettings:
     def __post_init__(self) -> None:
         if not 1 <= self.npus <= MAX_NPUS:
             raise SimulatorError(
-                f"NPU_SIM={self.npus} is out of range: set it to the number of NPUs to simulate, 1 to {MAX_NPUS}"
-                " (unset it to use a real card or none)."
+                f"NPU_SIM={self.npus} is out of range: set it to the number of NPUs to simulate, 1 to"
+                f" {MAX_NPUS}, or unset it to use a real card or none."
             )
         if not MIN_HBM_BYTES <= self.hbm_bytes <= MAX_HBM_BYTES:
             raise SimulatorError(
-                f"NPU_SIM_HBM asks for {self.hbm_bytes} bytes an NPU: set it between {format_bytes(MIN_HBM_BYTES)}"
-                f" and {format_bytes(MAX_HBM_BYTES)}, for example NPU_SIM_HBM=32GiB."
+                f"NPU_SIM_HBM asks for {self.hbm_bytes} bytes an NPU: set it between"
+                f" {format_bytes(MIN_HBM_BYTES)} and {format_bytes(MAX_HBM_BYTES)}, for example 32GiB."
             )
         for number in self.visible or ():
             if not 0 <= number < self.npus:
@@ -48,9 +48,8 @@ class SimulatorSettings:
                     f" 0 to {self.npus - 1}: name only those, or raise NPU_SIM."
                 )
         if len(set(self.visible or ())) != len(self.visible or ()):
-            raise SimulatorError(
-                f"ASCEND_RT_VISIBLE_DEVICES={','.join(map(str, self.visible or ()))} names an NPU twice: name each once."
-            )
+            listed = ",".join(map(str, self.visible or ()))
+            raise SimulatorError(f"ASCEND_RT_VISIBLE_DEVICES={listed} names an NPU twice: name each once.")
 
     @property
     def visible_npus(self) -> int:
@@ -64,7 +63,7 @@ def simulator_requested(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def settings_from(environ: Mapping[str, str] = os.environ) -> SimulatorSettings:
-    """Read NPU_SIM, NPU_SIM_HBM and ASCEND_RT_VISIBLE_DEVICES; raise SimulatorError for what makes no sense."""
+    """Read NPU_SIM, NPU_SIM_HBM and ASCEND_RT_VISIBLE_DEVICES; raise SimulatorError where they are wrong."""
     text = environ.get("NPU_SIM", "").strip()
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise SimulatorError(
@@ -85,13 +84,13 @@ def check_ranks(settings: SimulatorSettings, environ: Mapping[str, str] = os.env
     needed = max(ranks, local_rank + 1 if "LOCAL_RANK" in environ else 0)
     if needed > settings.npus:
         raise SimulatorError(
-            f"This job runs {needed} or more ranks on this machine, but NPU_SIM={settings.npus}: start at most"
-            f" {settings.npus} ranks, or set NPU_SIM={needed} or more."
+            f"This job runs {needed} or more ranks on this machine, but NPU_SIM={settings.npus}: start at"
+            f" most {settings.npus} ranks, or set NPU_SIM={needed} or more."
         )
 
 
 def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Directory of everything the simulator builds: NPU_SIM_CACHE, or npu-plugins/simulator in the user's cache."""
+    """Directory of all that the simulator builds: NPU_SIM_CACHE, else a folder in the user's cache."""
     chosen = environ.get("NPU_SIM_CACHE", "").strip()
     if chosen:
         return Path(chosen).expanduser().absolute()
@@ -131,6 +130,6 @@ def _parse_visible(text: str | None) -> tuple[int, ...] | None:
     fields = [field.strip() for field in text.split(",")]
     if not all(re.fullmatch(r"[0-9]{1,4}", field) for field in fields):
         raise SimulatorError(
-            f"ASCEND_RT_VISIBLE_DEVICES={text!r} is not a list of NPU numbers: write it as 0,1,3, or unset it."
+            f"ASCEND_RT_VISIBLE_DEVICES={text!r} is no list of NPU numbers: write it as 0,1,3, or unset it."
         )
     return tuple(int(field) for field in fields)

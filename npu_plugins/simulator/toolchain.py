@@ -32,7 +32,7 @@ class Toolchain:
     torch_npu: Path
 
     def stamp(self) -> str:
-        """Name all that could change the result, by file times and sizes only: cheap enough for every start."""
+        """Name all that could change the result, by file times and sizes: cheap enough for every start."""
         parts = [sys.version, sysconfig.get_config_var("EXT_SUFFIX") or "", cpu_model(), *self.compiler]
         programs = [Path(word) for word in self.compiler if os.path.isabs(word)]
         for path in (*programs, self.torch / "version.py", self.torch_npu / "version.py"):
@@ -56,8 +56,8 @@ class Toolchain:
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise SimulatorError(
-                f"The C++ compiler {shlex.join(self.compiler)!r} does not run ({error}): install g++ 11 or newer,"
-                " or set CXX to one that works."
+                f"The C++ compiler {shlex.join(self.compiler)!r} does not run ({error}): install g++ 11 or"
+                " newer, or set CXX to one that works."
             ) from error
         return said.stdout.strip().partition("\n")[0]
 
@@ -76,8 +76,8 @@ def find_toolchain() -> Toolchain:
     """Find the compiler, torch and torch_npu, or raise SimulatorError saying which is missing."""
     if sys.platform != "linux":
         raise SimulatorError(
-            f"NPU_SIM needs Linux, for which torch_npu is built, and this is {platform.system()}: unset NPU_SIM to run"
-            " on the CPU, or use a Linux machine or container."
+            f"NPU_SIM needs Linux, for which torch_npu is built, and this is {platform.system()}: unset"
+            " NPU_SIM to run on the CPU, or use a Linux machine or container."
         )
     return Toolchain(compiler=_find_compiler(), torch=_package("torch"), torch_npu=_package("torch_npu"))
 
@@ -106,13 +106,11 @@ def _find_compiler() -> tuple[str, ...]:
     chosen = shlex.split(os.environ.get("CXX", ""))
     for command in [chosen] if chosen else [["g++"], ["c++"], ["clang++"]]:
         if shutil.which(command[0]):
-            return tuple(
-                shutil.which(word) or word for word in command
-            )  # whole paths, so that stamp() sees updates
+            return tuple(shutil.which(word) or word for word in command)  # whole paths: stamp() needs them
     looked_for = f"CXX={os.environ['CXX']!r}" if chosen else "g++, c++ and clang++"
     raise SimulatorError(
-        f"NPU_SIM needs a C++20 compiler to build the simulated CANN, and {looked_for} is not in PATH: install g++ 11"
-        " or newer (Debian, Ubuntu: apt install g++), or set CXX."
+        f"NPU_SIM needs a C++20 compiler to build the simulated CANN, and {looked_for} is not in PATH:"
+        " install g++ 11 or newer (Debian, Ubuntu: apt install g++), or set CXX."
     )
 
 
@@ -121,7 +119,7 @@ def _package(name: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise SimulatorError(
             f"NPU_SIM={os.environ.get('NPU_SIM', '')} is set but {name} is not installed for this Python"
-            f" ({platform.python_version()} on {platform.system()} {platform.machine()}): install the torch and torch_npu"
-            " pair of requirements/tested.txt, or unset NPU_SIM to run without an NPU."
+            f" ({platform.python_version()} on {platform.system()} {platform.machine()}): install the torch"
+            " and torch_npu pair of requirements/tested.txt, or unset NPU_SIM to run without an NPU."
         )
     return Path(spec.submodule_search_locations[0])

@@ -1,0 +1,85 @@
+"""What happens around the imports of torch, torch_npu and DeepSpeed's choice of an accelerator.
+
+Each hook is a generator function: what stands before its `yield` runs before the module, the rest after it.
+
+Why hooks: DeepSpeed 0.19 has a closed list of accelerators, and `set_accelerator` after `import deepspeed`
+comes too late, as op builders and timers are bound during that import. torch_npu 2.13 is linked to CANN, so
+the simulated libraries must be in the process before it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from types import ModuleType
+
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # torch's switch: "0" keeps it from importing backends
+
+
+def around_torch(module: ModuleType) -> Iterator[None]:
+    """Let `import torch` bring the NPU, fail plainly if the simulator cannot start, or go on without an NPU.
+
+    torch 2.5 and newer import torch_npu on their own, and turn its failure into their own. With the simulator
+    asked for, all that can fail is done before torch runs, where the error passes unchanged. With neither
+    CANN nor the simulator, torch's switch is off for the time of its import.
+    """
+    from npu_plugins.availability import installed, why_no_cann
+    from npu_plugins.simulator.settings import simulator_requested
+
+    before = os.environ.get(_AUTOLOAD)
+    if before not in (None, "1"):
+        yield
+        return
+    if simulator_requested():
+        _load_simulator()
+        yield
+        return
+    without_npu = installed("torch_npu") and why_no_cann() is not None
+    if without_npu:
+        os.environ[_AUTOLOAD] = "0"
+    try:
+        yield
+    finally:
+        if without_npu:
+            os.environ.pop(_AUTOLOAD)
+            if before is not None:
+                os.environ[_AUTOLOAD] = before
+
+
+def around_torch_npu(module: ModuleType) -> Iterator[None]:
+    """Load the simulated CANN before torch_npu and its kernels after, or say what a real one lacks."""
+    from npu_plugins.availability import check_pair, refuse_without_cann
+    from npu_plugins.simulator.settings import simulator_requested
+
+    if simulator_requested():
+        _load_simulator()
+        yield
+        from npu_plugins.simulator.loader import load_kernels
+
+        load_kernels()
+    else:
+        refuse_without_cann()
+        check_pair()
+        yield
+
+
+def around_deepspeed_accelerator(module: ModuleType) -> Iterator[None]:
+    """Give DeepSpeed our accelerator right after its module that chooses one has run."""
+    yield
+    from npu_plugins.availability import npu_for_deepspeed
+
+    if npu_for_deepspeed():
+        from npu_plugins.accelerator import NpuAccelerator
+
+        setattr(module, "ds_accelerator", NpuAccelerator())  # noqa: B010  # mypy knows no such attribute
+
+
+def _load_simulator() -> None:
+    from npu_plugins.availability import check_pair, installed
+    from npu_plugins.errors import show_as_one_sentence
+    from npu_plugins.simulator.loader import load_cann
+
+    show_as_one_sentence()
+    if installed("torch_npu"):
+        check_pair()
+    load_cann()
