@@ -65,7 +65,9 @@ class World:
     ) -> list[Outcome]:
         """Like `run`, but returns what became of each rank instead of raising."""
         if self.broken:
-            raise HarnessError("This world lost a rank in an earlier run; ask the pool for a new one.")
+            raise HarnessError(
+                "This world lost a rank in an earlier run; restart it or ask the pool for a new one."
+            )
         payload = dump_by_value(function, args, kwargs)
         for connection in self.connections:
             if connection is not None:
@@ -97,6 +99,14 @@ class World:
         while len(self.exits) < self.size and time.monotonic() < deadline and not self.broken:
             self.pool.pump(POLL_SECONDS)
         self.kill()
+
+    def restart(self) -> None:
+        """Replace the ranks by fresh ones, whatever state they are in."""
+        self.kill()
+        fresh = self.pool.open(replace(self.spec, directory="", address=""))
+        self.pool.adopt(self, fresh)
+        self.key, self.spec, self.connections = fresh.key, fresh.spec, fresh.connections
+        self.exits, self.broken = fresh.exits, False
 
     def kill(self) -> None:
         """SIGKILL what is left of the ranks and of their children, and forget the world."""
@@ -278,6 +288,10 @@ class RankPool:
         except (EOFError, ConnectionResetError):
             self.alive = False
             raise HarnessError("The nursery died; its output is above.") from None
+
+    def adopt(self, world: World, fresh: World) -> None:
+        """Let `world` stand for `fresh` from now on."""
+        self._worlds[fresh.key] = world
 
     def forget(self, world: World) -> None:
         """Drop a world whose ranks are gone."""

@@ -123,6 +123,8 @@ def test_a_rank_waiting_for_a_failed_one_shows_where_it_waits(ranks: World) -> N
     assert "in wait_for_peers" in caught.value.outcomes[1].text
     with pytest.raises(HarnessError, match="ask the pool for a new one"):
         ranks.run(rank_number)
+    ranks.restart()
+    assert ranks.run(rank_number) == [0, 1]
 
 
 def test_a_hanging_rank_is_dumped_and_killed_and_the_pool_lives(rank_pool: RankPool) -> None:
