@@ -178,8 +178,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[ModelArguments, DataArguments,
         TrainingInputError: a value is refused; the message says which and why.
         SystemExit: a value has the wrong type (argparse's own message).
     """
-    groups = (ModelArguments, DataArguments, NpuTrainingArguments)
-    parser = HfArgumentParser(groups)  # type: ignore[arg-type]  # transformers wants its own NewType
+    parser = HfArgumentParser((ModelArguments, DataArguments, NpuTrainingArguments))
     # Before any dataclass is built, since building the last one brings up the process group.
     _, unknown = parser.parse_known_args(list(argv))
     if unknown:

@@ -10,11 +10,10 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import datasets
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, set_seed
 
 from hf_integration.arguments import (
     BYTE_TOKENIZER,
@@ -108,9 +107,7 @@ def run(argv: Sequence[str]) -> None:
     continuation = None
     if data_args.sample_tokens:
         prompt, tokens = data_args.sample_prompt, data_args.sample_tokens
-        model = cast(PreTrainedModel, trainer.model)
-        tokenizer = cast(PreTrainedTokenizerBase, trainer.processing_class)
-        continuation = sample_continuation(model, tokenizer, prompt, tokens, args.seed)
+        continuation = sample_continuation(trainer.model, trainer.processing_class, prompt, tokens, args.seed)
     if trainer.is_world_process_zero():
         history = trainer.state.log_history
         name = model_args.config_name or model_args.model_name_or_path
@@ -121,17 +118,18 @@ def run(argv: Sequence[str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program with ``argv`` (default: the command line) and return its exit status."""
+    status = 0
     try:
         run(sys.argv[1:] if argv is None else argv)
     except TrainingInputError as error:
         # Every local rank refuses for the same reason, so one of them says it.
         if int(os.environ.get("LOCAL_RANK", 0)) == 0:
             print(f"train.py: {error}", file=sys.stderr, flush=True)
-        return 2
-    finally:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-    return 0
+        status = 2
+    # Not after any other exception: a collective may be pending then, and tearing down would wait for it.
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    return status
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from hf_integration.data import TrainingData
 class CausalLMTrainer(Trainer):
     """HF Trainer that writes every log entry, extended, to a JSON-lines file as soon as it exists.
 
-    A training entry gains ``nats_per_byte`` and ``<platform>_tokens_per_s``, over all ranks and since the entry
-    before; the name says on what, so that a simulator's speed is not taken for a card's. An evaluation entry
-    gains ``eval_perplexity`` (per token) and ``eval_nats_per_byte``.
+    A training entry gains ``nats_per_byte`` and ``<platform>_tokens_per_s``, over all ranks and since the
+    entry before; the name says on what, so that a simulator's speed is not taken for a card's. An evaluation
+    entry gains ``eval_perplexity`` (per token) and ``eval_nats_per_byte``.
     """
 
     def __init__(self, *, data: TrainingData, log_file: Path, platform: str, **kwargs: Any) -> None:
