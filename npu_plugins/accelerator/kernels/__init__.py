@@ -1,0 +1,1 @@
+"""Optimizer kernels that DeepSpeed's optimizers call through the op builders."""
