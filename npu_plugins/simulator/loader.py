@@ -11,7 +11,7 @@ from pathlib import Path
 from npu_plugins.errors import SimulatorError
 from npu_plugins.launchers import is_launcher
 from npu_plugins.simulator.build import ensure_built
-from npu_plugins.simulator.settings import SimulatorSettings, check_ranks, format_bytes, settings_from
+from npu_plugins.simulator.settings import SimulatorSettings, format_bytes, settings_from
 from npu_plugins.simulator.sources import COMPUTE_LIBRARY
 
 _ANNOUNCED = "NPU_SIM_ANNOUNCED"  # set for child processes, so that a job says it once
@@ -24,7 +24,6 @@ def load_cann() -> Path:
     Returns the directory of the libraries. A second call does nothing.
     """
     settings = settings_from()
-    check_ranks(settings)
     _refuse_beside_real_cann(settings)
     built = ensure_built()
     os.environ["NPU_SIM_HBM_BYTES"] = str(settings.hbm_bytes)  # libascendcl reads this one: no unit to parse

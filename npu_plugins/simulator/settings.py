@@ -22,12 +22,14 @@ _UNITS |= {"G": 30, "GB": 30, "GIB": 30, "T": 40, "TB": 40, "TIB": 40}
 class SimulatorSettings:
     """How many NPUs are simulated, and how large they are.
 
-    `npus`: NPUs of this machine. `hbm_bytes`: memory of each, in bytes. `visible`: the physical numbers
-    ASCEND_RT_VISIBLE_DEVICES lets this process see, in order, or None when it is unset.
+    `npus`: NPUs of this machine. `hbm_bytes`: memory of each, in bytes. `local_ranks`: ranks the launcher
+    started on this machine, 0 when not known. `visible`: the physical numbers ASCEND_RT_VISIBLE_DEVICES lets
+    this process see, in order, or None when it is unset.
     """
 
     npus: int
     hbm_bytes: int = DEFAULT_HBM_BYTES
+    local_ranks: int = 0
     visible: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -40,6 +42,11 @@ class SimulatorSettings:
             raise SimulatorError(
                 f"NPU_SIM_HBM asks for {self.hbm_bytes} bytes an NPU: set it between"
                 f" {format_bytes(MIN_HBM_BYTES)} and {format_bytes(MAX_HBM_BYTES)}, for example 32GiB."
+            )
+        if self.local_ranks > self.npus:
+            raise SimulatorError(
+                f"This job runs at least {self.local_ranks} ranks on this machine, but NPU_SIM={self.npus}:"
+                f" start {self.npus} ranks or fewer, or set NPU_SIM={self.local_ranks} or more."
             )
         for number in self.visible or ():
             if not 0 <= number < self.npus:
@@ -63,7 +70,7 @@ def simulator_requested(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def settings_from(environ: Mapping[str, str] = os.environ) -> SimulatorSettings:
-    """Read NPU_SIM, NPU_SIM_HBM and ASCEND_RT_VISIBLE_DEVICES; raise SimulatorError where they are wrong."""
+    """Read NPU_SIM and what goes with it; raise SimulatorError where a value makes no sense."""
     text = environ.get("NPU_SIM", "").strip()
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise SimulatorError(
@@ -73,20 +80,9 @@ def settings_from(environ: Mapping[str, str] = os.environ) -> SimulatorSettings:
     return SimulatorSettings(
         npus=int(text),
         hbm_bytes=parse_bytes(hbm) if hbm else DEFAULT_HBM_BYTES,
+        local_ranks=_local_ranks(environ),
         visible=_parse_visible(environ.get("ASCEND_RT_VISIBLE_DEVICES")),
     )
-
-
-def check_ranks(settings: SimulatorSettings, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise SimulatorError when the launcher started more ranks on this machine than it has NPUs."""
-    ranks = _count(environ, "LOCAL_WORLD_SIZE")
-    local_rank = _count(environ, "LOCAL_RANK")
-    needed = max(ranks, local_rank + 1 if "LOCAL_RANK" in environ else 0)
-    if needed > settings.npus:
-        raise SimulatorError(
-            f"This job runs {needed} or more ranks on this machine, but NPU_SIM={settings.npus}: start at"
-            f" most {settings.npus} ranks, or set NPU_SIM={needed} or more."
-        )
 
 
 def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
@@ -117,9 +113,12 @@ def format_bytes(count: int) -> str:
     return f"{count} B"
 
 
-def _count(environ: Mapping[str, str], name: str) -> int:
-    text = environ.get(name, "").strip()
-    return int(text) if text.isdecimal() else 0
+def _local_ranks(environ: Mapping[str, str]) -> int:
+    """Ranks that torchrun or DeepSpeed says it started on this machine; 0 when there is no launcher."""
+    sizes = [environ.get(name, "") for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")]
+    local_rank = environ.get("LOCAL_RANK", "")
+    known = [int(size) for size in sizes if size.isdecimal()]
+    return max([*known, int(local_rank) + 1 if local_rank.isdecimal() else 0])
 
 
 def _parse_visible(text: str | None) -> tuple[int, ...] | None:
