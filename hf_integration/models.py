@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -97,11 +98,13 @@ def model_config(
     Exactly one of ``directory`` and ``preset`` is to be given.
 
     Raises:
-        TrainingInputError: ``tokenizer`` has more tokens than the embedding has rows.
+        TrainingInputError: ``directory`` holds no configuration that transformers knows, or ``tokenizer`` has
+            more tokens than the embedding has rows.
     """
     if directory is None:
         return PRESETS[str(preset)].config(tokenizer)
-    config = AutoConfig.from_pretrained(directory)
+    with refusing_unreadable(directory):
+        config = AutoConfig.from_pretrained(directory)
     rows = config.get_text_config().vocab_size
     if len(tokenizer) > rows:
         raise TrainingInputError(
@@ -137,7 +140,20 @@ def build_model(config: PretrainedConfig, directory: str | None) -> PreTrainedMo
 
     Seed torch first. DeepSpeed casts the weights itself; under ZeRO-3 transformers partitions them at birth,
     so the TrainingArguments must exist before this is called.
+
+    Raises:
+        TrainingInputError: ``directory`` holds no weights that transformers can read.
     """
-    if directory is not None:
+    if directory is None:
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with refusing_unreadable(directory):
         return AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=torch.float32)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+@contextlib.contextmanager
+def refusing_unreadable(directory: str) -> Iterator[None]:
+    """Turn transformers' errors on loading from ``directory`` into a TrainingInputError."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise TrainingInputError(f"{directory} cannot be loaded: {str(error).splitlines()[0]}") from error

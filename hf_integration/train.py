@@ -9,126 +9,29 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-import datasets
-import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, set_seed
-
-from hf_integration.arguments import (
-    BYTE_TOKENIZER,
-    DataArguments,
-    ModelArguments,
-    NpuTrainingArguments,
-    parse_arguments,
-)
-from hf_integration.byte_tokenizer import build_byte_tokenizer
-from hf_integration.data import load_data
-from hf_integration.device import describe_device, platform_label
 from hf_integration.errors import TrainingInputError
-from hf_integration.models import build_model, model_config, resolve_block_size
-from hf_integration.plot import plot_losses
-from hf_integration.report import RunFiles, sample_continuation, summary
-from hf_integration.trainer import CausalLMTrainer
-
-
-def load_tokenizer(args: ModelArguments) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that ``args`` name: a directory's, the model's own, or the byte tokenizer.
-
-    Raises:
-        TrainingInputError: the model's directory has no tokenizer and none was named.
-    """
-    name = args.tokenizer_name or (BYTE_TOKENIZER if args.config_name else args.model_name_or_path)
-    if name == BYTE_TOKENIZER:
-        return build_byte_tokenizer()
-    directory = Path(str(name))
-    if not (directory / "tokenizer_config.json").is_file():
-        raise TrainingInputError(
-            f"{directory} has no tokenizer_config.json; name a tokenizer with --tokenizer_name DIR, "
-            f"or --tokenizer_name {BYTE_TOKENIZER} if the model was trained on bytes"
-        )
-    return AutoTokenizer.from_pretrained(directory)
-
-
-def build_trainer(
-    model_args: ModelArguments, data_args: DataArguments, args: NpuTrainingArguments
-) -> CausalLMTrainer:
-    """Load tokenizer, data and model and return the trainer that joins them.
-
-    Raises:
-        TrainingInputError: tokenizer, data and model do not fit together.
-    """
-    if args.process_index != 0:
-        datasets.disable_progress_bars()
-    tokenizer = load_tokenizer(model_args)
-    config = model_config(model_args.model_name_or_path, model_args.config_name, tokenizer)
-    # Rank 0 fills the cache of `datasets`, the others then read it.
-    with args.main_process_first(desc="reading the data"):
-        data = load_data(
-            train_file=data_args.train_file,
-            validation_file=data_args.validation_file,
-            text_column=data_args.text_column,
-            stdlib_bytes=data_args.stdlib_bytes,
-            validation_fraction=data_args.validation_fraction,
-            max_eval_blocks=data_args.max_eval_blocks,
-            block_size=resolve_block_size(data_args.block_size, config),
-            tokenizer=tokenizer,
-        )
-    set_seed(args.seed)
-    model = build_model(config, model_args.model_name_or_path)
-    return CausalLMTrainer(
-        model=model,
-        args=args,
-        data=data,
-        log_file=Path(args.output_dir) / "log.jsonl",
-        platform=platform_label(args.device.type),
-        processing_class=tokenizer,
-    )
-
-
-def run(argv: Sequence[str]) -> None:
-    """Train, evaluate, save, plot and report as ``argv`` says; every rank runs this.
-
-    Raises:
-        TrainingInputError: something the user gave is refused.
-    """
-    model_args, data_args, args = parse_arguments(argv)
-    trainer = build_trainer(model_args, data_args, args)
-    device = describe_device(args.device, deepspeed=bool(args.deepspeed))
-    model_dir = None
-    if args.do_train:
-        trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-        model_dir = Path(args.output_dir) / "model"
-        # Under ZeRO-3 every rank takes part in gathering the weights.
-        trainer.save_model(str(model_dir))
-        trainer.save_state()
-    if args.do_eval:
-        trainer.evaluate()
-    continuation = None
-    if data_args.sample_tokens:
-        prompt, tokens = data_args.sample_prompt, data_args.sample_tokens
-        continuation = sample_continuation(trainer.model, trainer.processing_class, prompt, tokens, args.seed)
-    if trainer.is_world_process_zero():
-        history = trainer.state.log_history
-        name = model_args.config_name or model_args.model_name_or_path
-        plot = plot_losses(history, Path(args.output_dir) / "loss.png", f"{name} on {device.device}")
-        files = RunFiles(log=Path(args.output_dir) / "log.jsonl", model=model_dir, plot=plot)
-        print(summary(history=history, device=device, files=files, continuation=continuation), flush=True)
+from hf_integration.host_only import keep_to_the_host, wants_host_only
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program with ``argv`` (default: the command line) and return its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if wants_host_only(arguments):
+        keep_to_the_host()
+    # Imported here because keep_to_the_host() has to come before torch and transformers.
+    from hf_integration.job import leave_process_group, run
+
     status = 0
     try:
-        run(sys.argv[1:] if argv is None else argv)
+        run(arguments)
     except TrainingInputError as error:
         # Every local rank refuses for the same reason, so one of them says it.
         if int(os.environ.get("LOCAL_RANK", 0)) == 0:
             print(f"train.py: {error}", file=sys.stderr, flush=True)
         status = 2
     # Not after any other exception: a collective may be pending then, and tearing down would wait for it.
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    leave_process_group()
     return status
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_integration.data import TrainingData
 
@@ -24,7 +24,11 @@ class CausalLMTrainer(Trainer):
 
     def __init__(self, *, data: TrainingData, log_file: Path, platform: str, **kwargs: Any) -> None:
         super().__init__(
-            train_dataset=data.train, eval_dataset=data.evaluation, data_collator=stack_blocks, **kwargs
+            train_dataset=data.train,
+            eval_dataset=data.evaluation,
+            data_collator=stack_blocks,
+            callbacks=[LogLastStep()],
+            **kwargs,
         )
         self._data = data
         self._log_file = log_file
@@ -57,6 +61,18 @@ class CausalLMTrainer(Trainer):
         per_rank = self.args.train_batch_size * self.args.gradient_accumulation_steps
         sequences = steps * self.args.world_size * per_rank
         return {self._speed_key: sequences * self._data.block_size / (now - before[0])}
+
+
+class LogLastStep(TrainerCallback):
+    """Logs the last step too, whatever ``logging_steps`` is, so that a log ends with the final loss."""
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """Ask for a log entry at the last step."""
+        if state.global_step >= state.max_steps:
+            control.should_log = True
+        return control
 
 
 def speed_key(platform: str) -> str:

@@ -1,0 +1,32 @@
+"""Keep a ``--use_cpu`` run away from torch_npu, which transformers would import all the same.
+
+Must be asked before torch or transformers are imported, so this module imports neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+
+def wants_host_only(argv: Sequence[str]) -> bool:
+    """Return whether ``argv`` holds a ``--use_cpu`` that is true, as HfArgumentParser reads it."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--use_cpu", nargs="?", const="true", default="false")
+    return parser.parse_known_args(list(argv))[0].use_cpu.lower() in ("true", "yes", "y", "t", "1")
+
+
+def keep_to_the_host() -> None:
+    """Make torch, transformers and DeepSpeed treat torch_npu as not installed, in this process only.
+
+    transformers 5.24 imports torch_npu wherever it is installed (``is_torch_npu_available``), which fails on
+    a machine without CANN although a CPU run needs nothing of it. Does nothing if torch_npu is already loaded.
+    """
+    if "torch_npu" in sys.modules:
+        return
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    # The import system's own way to say "not found" (importlib.util.find_spec returns None for it).
+    sys.modules["torch_npu"] = None  # type: ignore[assignment]
