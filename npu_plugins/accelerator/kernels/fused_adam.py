@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 import torch
 
-from npu_plugins.accelerator.kernels.tiles import in_fp32, write_back
+# A step so late that beta**step is 0, which makes the bias correction 1.
+STEP_WITHOUT_CORRECTION = 1.0e9
 
 
 class NpuFusedAdam:
     """The object whose `multi_tensor_adam` DeepSpeed's `FusedAdam` calls.
 
-    Every update is one `torch_npu.npu_apply_adam_w`. That kernel converts its hyperparameters to the
-    dtype of the parameter, and beta2 = 0.999 is 1.0 in bf16, so half-precision tensors are updated
-    in fp32 and rounded back.
+    It calls `torch._fused_adamw_`, for which torch_npu has an aclnn kernel. `torch_npu.npu_apply_adam_w` would
+    run through the older operator compiler, and turns its hyperparameters into the parameter's dtype: beta2 =
+    0.999 is 1.0 in bf16.
     """
 
     @staticmethod
@@ -36,33 +37,27 @@ class NpuFusedAdam:
 
         step: counts from 1.
         adam_w_mode: decoupled weight decay if true, L2 added to the gradient if false.
-        chunk_size and noop_flag belong to the CUDA launcher's signature; the CUDA Adam kernel lets
-        infinities through whatever the flag says, and so does this one.
+        chunk_size and noop_flag belong to the CUDA launcher's signature; the CUDA Adam kernel lets infinities
+        through whatever the flag says, and so does this one.
         """
-        # The kernel multiplies the powers by their beta once before use; 0 turns the correction off.
-        beta1_power = beta1 ** (step - 1) if bias_correction else 0.0
-        beta2_power = beta2 ** (step - 1) if bias_correction else 0.0
-        decay = weight_decay if adam_w_mode else 0.0
-        for grad, param, mean, square in zip(*tensor_lists, strict=True):
-            p, g, m, v = in_fp32(param), in_fp32(grad), in_fp32(mean), in_fp32(square)
-            if weight_decay and not adam_w_mode:
-                g = g.add(p, alpha=weight_decay)
-            torch.ops.npu.npu_apply_adam_w.out(
-                beta1_power,
-                beta2_power,
-                lr,
-                decay,
-                beta1,
-                beta2,
-                epsilon,
-                g,
-                None,
-                False,
-                False,
-                var=p,
-                m=m,
-                v=v,
-            )
-            write_back(param, p)
-            write_back(mean, m)
-            write_back(square, v)
+        grads, params, means, squares = (list(tensors) for tensors in tensor_lists)
+        if weight_decay and not adam_w_mode:
+            grads = [grad.add(param, alpha=weight_decay) for grad, param in zip(grads, params, strict=True)]
+        # Filled on the device: a step copied from the host would stall the stream.
+        count = float(step) if bias_correction else STEP_WITHOUT_CORRECTION
+        steps = [torch.full((), count, dtype=torch.float32, device=params[0].device)] * len(params)
+        torch._fused_adamw_(
+            params,
+            grads,
+            means,
+            squares,
+            [],
+            steps,
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=weight_decay if adam_w_mode else 0.0,
+            eps=epsilon,
+            amsgrad=False,
+            maximize=False,
+        )
