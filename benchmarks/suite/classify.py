@@ -1,0 +1,36 @@
+"""Judge a test that did not pass: does its own error text prove that it needs what is not simulated?"""
+
+from __future__ import annotations
+
+import re
+
+# Pattern in the error text -> what the test needs. The first hit counts, so the narrow ones stand first.
+NEEDS: tuple[tuple[str, str], ...] = (
+    (r"is not simulated", "{}"),
+    (
+        r"No module named '(torchvision|onnx\w*|triton\w*|torchair|torch_mlu|etcd|mindspore|tensorboard)",
+        "package {}",
+    ),
+)
+COMPILED = tuple((re.compile(pattern), need) for pattern, need in NEEDS)
+_REFUSAL = re.compile(r"([\w:. ()]+?) is not simulated")
+
+
+def need_of(text: str) -> str | None:
+    """What the failed test needs beyond the simulation, or None where the text proves nothing of the kind."""
+    for pattern, need in COMPILED:
+        found = pattern.search(text)
+        if found is None:
+            continue
+        if need == "{}":
+            refusal = _REFUSAL.search(text)
+            return refusal.group(1).strip().split()[-1] if refusal else "a refused function"
+        return need.format(*found.groups())
+    return None
+
+
+def cause_of(text: str) -> str:
+    """The line of an error text that says most: the last one that names an exception, else the first."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"(E\s+)?[\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
+    return (errors[-1] if errors else lines[0] if lines else "no text").removeprefix("E ").strip()[:200]

@@ -1,0 +1,96 @@
+"""Pytest plugin: write every test's outcome to a journal as it happens, so that a crash loses nothing.
+
+Loaded with ``-p suite.recorder`` by `suite.process`; it talks to its parent through two variables:
+``NPU_SUITE_JOURNAL`` (file that gets one JSON object a line) and ``NPU_SUITE_DONE`` (file with the ids of
+tests not to run again, one a line).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+JOURNAL = "NPU_SUITE_JOURNAL"
+DONE = "NPU_SUITE_DONE"
+# Enough for the traceback of a rank in front of the one of the test that waited for it.
+TEXT_LIMIT = 12_000
+
+
+def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
+    """Keep head and tail of `text` (characters), where the cause and the final message stand."""
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit // 3]}\n[...]\n{text[-2 * limit // 3 :]}"
+
+
+class Recorder:
+    """Collects the phases of one test and writes its outcome."""
+
+    def __init__(self, journal: Path, done: set[str]) -> None:
+        self._journal = journal
+        self._done = done
+        self._owner = os.getpid()
+        self._outcomes: dict[str, tuple[str, str]] = {}
+
+    def _write(self, **record: object) -> None:
+        if os.getpid() != self._owner:  # a forked rank of a test, not the session
+            return
+        with self._journal.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(record) + "\n")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave out what an earlier process of the same file already settled."""
+        self._write(event="collected", tests=[item.nodeid for item in items])
+        items[:] = [item for item in items if item.nodeid not in self._done]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file that cannot be imported counts as one failed test, one that skips itself as one skipped."""
+        if report.outcome != "passed":
+            skipped = report.outcome == "skipped"
+            reason = (
+                report.longrepr[2] if skipped and isinstance(report.longrepr, tuple) else str(report.longrepr)
+            )
+            self._write(
+                event="end", test=report.nodeid or "collection", outcome=report.outcome, text=shorten(reason)
+            )
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Name the running test, so that the parent knows whom a crash or a hang belongs to."""
+        self._write(event="start", test=nodeid, at=time.time())
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Remember the worst phase; sub-tests report under the id of their test."""
+        known = self._outcomes.get(report.nodeid, ("passed", ""))
+        if report.outcome == "failed":
+            text = "\n".join([report.longreprtext, report.capstdout, report.capstderr, report.caplog])
+            self._outcomes[report.nodeid] = ("failed", known[1] + shorten(text))
+        elif report.outcome == "skipped" and known[0] != "failed" and report.when != "teardown":
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            self._outcomes[report.nodeid] = ("passed" if hasattr(report, "wasxfail") else "skipped", reason)
+        else:
+            self._outcomes.setdefault(report.nodeid, known)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """Settle the test."""
+        outcome, text = self._outcomes.pop(nodeid, ("failed", "the test ended without a report"))
+        self._write(event="end", test=nodeid, outcome=outcome, text=text)
+
+    def pytest_sessionfinish(self) -> None:
+        """Everything collected was settled."""
+        self._write(event="finish")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the recorder in the session whose parent asked for a journal."""
+    journal, done = os.environ.get(JOURNAL), os.environ.get(DONE)
+    if not journal or not done:
+        raise pytest.UsageError(
+            f"{JOURNAL} and {DONE} name the files this plugin writes and reads; set both."
+        )
+    settled = set(Path(done).read_text(encoding="utf-8").splitlines())
+    config.pluginmanager.register(Recorder(Path(journal), settled), "npu-suite-recorder")
