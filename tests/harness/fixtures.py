@@ -27,8 +27,8 @@ def rank_pool() -> Iterator[RankPool]:
 def ranks(rank_pool: RankPool, request: pytest.FixtureRequest) -> Iterator[World]:
     """A fresh world for this test.
 
-    Its shape comes from `@pytest.mark.ranks(size, backend="hccl", preload=(), **WorldSpec fields)`; an indirect
-    parameter, `@pytest.mark.parametrize("ranks", [2, 4], indirect=True)`, overrides the size.
+    Its shape comes from `@pytest.mark.ranks(size, backend="hccl", preload=(), **WorldSpec fields)`; an
+    indirect parameter, `@pytest.mark.parametrize("ranks", [2, 4], indirect=True)`, overrides the size.
     """
     marker = request.node.get_closest_marker("ranks")
     args, options = (marker.args, dict(marker.kwargs)) if marker else ((), {})
@@ -59,8 +59,8 @@ def on_ranks(
 ) -> Callable[[Callable], Callable]:
     """Decorator: run the body of a test on every rank of a fresh world.
 
-    Parameters of the test (`parametrize`, picklable fixtures) are sent to the ranks; `options` are those of the
-    `ranks` marker. A rank may call pytest.skip; the test is skipped if no rank failed and one skipped.
+    Parameters of the test (`parametrize`, picklable fixtures) are sent to the ranks; `options` are those of
+    the `ranks` marker. A rank may call pytest.skip; the test is skipped if no rank failed and one skipped.
     """
 
     def decorate(function: Callable) -> Callable:

@@ -16,9 +16,9 @@ def why_no_npu() -> str | None:
 
 
 def rank_environment() -> dict[str, str]:
-    """The environment of the ranks: this one, one thread each, and simulated NPUs unless a card or NPU_SIM is there.
+    """The environment of the ranks: this one, one thread each, and simulated NPUs unless CANN is there.
 
-    NPU_SIM_NODE gives the session a simulated machine of its own, so that two test runs do not share its memory.
+    NPU_SIM_NODE gives the session a simulated machine of its own, so that two test runs do not share memory.
     """
     env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
     if why_no_npu() is None and "ASCEND_HOME_PATH" not in env:

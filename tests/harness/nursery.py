@@ -2,7 +2,8 @@
 
 Started by the pool as `python -m tests.harness.nursery FD`. It never touches a device and never starts a
 thread, which is what makes its forks safe. Messages in: ("import", names), ("spawn", key, WorldSpec),
-("dump", key): every rank writes its stacks, ("kill", key). Messages out: ("ready", error or ""), ("spawned", key, pids), ("exited", key, rank, status).
+("dump", key): every rank writes its stacks, ("kill", key). Messages out: ("ready", error or ""),
+("spawned", key, pids), ("exited", key, rank, status).
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 
 from tests.harness.rank import die_with_parent, live
 from tests.harness.spec import WorldSpec
 
 LISTEN_BACKLOG = 64
+THREAD_END_SECONDS = 2.0
 
 
 @dataclass
@@ -65,7 +69,7 @@ class Nursery:
         return [pid for pid, (owner, _) in self.children.items() if owner == key]
 
     def _spawn(self, key: int, spec: WorldSpec) -> list[int]:
-        # The socket of the world's store is made here and inherited, so that no other process can take its port.
+        # The socket of the world's store is made here and inherited: no other process can take its port.
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen(LISTEN_BACKLOG)
@@ -86,14 +90,14 @@ class Nursery:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self.control.close()
             code = live(spec, rank, listener)
-        except BaseException:  # noqa: BLE001 - the traceback goes to the rank's log
+        except BaseException:
             traceback.print_exc()
         finally:
             os._exit(code)
 
     def _reap(self) -> None:
-        # A rank is looked at before it is reaped: while it is a zombie its number names no other session, so the
-        # children it left can be killed safely.
+        # A rank is looked at before it is reaped: while it is a zombie its number names no other session, so
+        # the children it left can be killed safely.
         while True:
             try:
                 seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -108,7 +112,7 @@ class Nursery:
 
 
 def _kill_session(pid: int) -> None:
-    """SIGKILL a rank with all its children (it leads a session of its own), or the rank alone if still too young."""
+    """SIGKILL a rank and its children (it leads a session), or the rank alone if it is too young to lead."""
     for kill in (os.killpg, os.kill):
         try:
             kill(pid, signal.SIGKILL)
@@ -121,12 +125,22 @@ def _import_all(names: tuple[str, ...]) -> str:
     try:
         for name in names:
             importlib.import_module(name)
-    except BaseException:  # noqa: BLE001 - told to the pool, which raises it
+    except BaseException:
         return traceback.format_exc()
-    threads = os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else ["one"]
-    if len(threads) > 1:
-        return f"Importing {names} started {len(threads) - 1} threads: ranks can no longer be forked safely."
+    if count := _other_threads():
+        return f"Importing {names} left {count} threads running: ranks can no longer be forked safely."
     return ""
+
+
+def _other_threads() -> int:
+    """Threads beside this one, once those that are just ending (of a simulator build) had their time to."""
+    tasks = Path("/proc/self/task")
+    deadline = time.monotonic() + THREAD_END_SECONDS
+    while tasks.exists() and len(list(tasks.iterdir())) > 1:
+        if time.monotonic() > deadline:
+            return len(list(tasks.iterdir())) - 1
+        time.sleep(0.01)
+    return 0
 
 
 def main() -> None:

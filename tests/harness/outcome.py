@@ -21,8 +21,8 @@ class Outcome:
     """The end of one function on one rank.
 
     `value` is what it returned (kind "returned"); `text` is the traceback (raised), the reason (skipped), the
-    stacks of all threads (hung) or the way it ended (died); `error` is the exception itself if it could be sent
-    back; `log` is the tail of what the rank wrote to stdout and stderr.
+    stacks of all threads (hung) or the way it ended (died); `error` is the exception itself if it could be
+    sent back; `log` is the tail of what the rank wrote to stdout and stderr.
     """
 
     rank: int

@@ -29,7 +29,7 @@ SKIP_EXCEPTIONS = ("Skipped", "SkipTest")
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies (Linux only; elsewhere the pipe's EOF ends it)."""
+    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere the pipe's EOF ends it)."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -112,7 +112,7 @@ def _attempt(rank: int, task: Callable[[], Any]) -> Outcome:
     """Run `task`; whatever it raises becomes the outcome's text."""
     try:
         value = task()
-    except BaseException as error:  # noqa: BLE001 - the rank reports everything, SystemExit too
+    except BaseException as error:
         if type(error).__name__ in SKIP_EXCEPTIONS:
             return Outcome(rank, "skipped", text=str(error))
         return Outcome(rank, "raised", text=traceback.format_exc(), error=error)
@@ -124,7 +124,7 @@ def _send(connection: Connection, outcome: Outcome) -> None:
         payload = cloudpickle.dumps(outcome)
         if outcome.error is not None:
             cloudpickle.loads(payload)  # many exceptions pickle but do not unpickle
-    except Exception:  # noqa: BLE001 - anything may fail to pickle
+    except Exception:
         if outcome.ok:
             text = f"The result cannot be sent back:\n{traceback.format_exc()}"
             outcome = Outcome(outcome.rank, "raised", text=text)

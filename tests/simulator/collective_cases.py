@@ -24,8 +24,8 @@ LIST_LAYOUTS = ("contiguous", "offset", "transposed")
 class Case:
     """A collective to run.
 
-    group: the global ranks that take part, ascending. root: index into `group`. sizes: first dimension of what
-    each member gives (uneven forms). shape: trailing dimensions. Ranks outside the group only make the group.
+    group: the global ranks that take part, ascending. root: index into `group`. sizes: first dimension of
+    what each member gives (uneven forms). shape: trailing dimensions. Other ranks only make the group.
     """
 
     op: str
@@ -67,7 +67,7 @@ def contribution(
 
 
 def place(case: Case, tensor: torch.Tensor, device: torch.device, in_list: bool = False) -> torch.Tensor:
-    """A copy of `tensor` on `device` in the case's memory layout; "transposed" holds for members of lists only."""
+    """A copy of `tensor` on `device` in the case's memory layout; "transposed" is for list members only."""
     if case.layout == "offset" and tensor.dim() > 0:
         longer = torch.zeros((tensor.shape[0] + 2, *tensor.shape[1:]), dtype=tensor.dtype, device=device)
         placed = longer[1 : tensor.shape[0] + 1]
@@ -113,7 +113,7 @@ def reduce_op(case: Case) -> dist.ReduceOp:
     return getattr(dist.ReduceOp, name)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
     """The group of these global ranks, made once; every rank of the world must ask for it."""
     if ranks == tuple(range(dist.get_world_size())):

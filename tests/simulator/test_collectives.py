@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
-import torch.distributed as dist
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness import World
-from tests.harness.fixtures import on_ranks
 from tests.simulator.collective_cases import CAST_DTYPES, MOVED_DTYPES, REDUCED_DTYPES, REDUCTIONS, Case
 from tests.simulator.collective_ops import MOVING, PAIRWISE, REDUCING, UNEVEN, check
 

@@ -1,0 +1,101 @@
+"""ZeRO on NPUs trains like one process in plain torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.accelerator.reference import MICRO_BATCH, RANKS, STEPS, Recipe, batch, make_model, reference_losses
+from tests.harness.pool import World
+
+BOUNDS = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}  # relative, of each step's loss
+COMPILE_SECONDS = 240.0  # the first offload on a machine compiles CPUAdam
+
+pytestmark = [pytest.mark.npu, pytest.mark.ranks(RANKS, preload=("deepspeed",))]
+
+
+def ds_config(recipe: Recipe, stage: int, **zero: Any) -> dict[str, Any]:
+    """A DeepSpeed configuration of the recipe."""
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": MICRO_BATCH,
+        "gradient_clipping": recipe.clip,
+        "zero_optimization": {"stage": stage, **zero},
+        "optimizer": {"type": "AdamW", "params": {"lr": recipe.lr, "weight_decay": recipe.weight_decay}},
+    }
+    if recipe.precision == "bf16":
+        config["bf16"] = {"enabled": True}
+    if recipe.precision == "fp16":
+        config["fp16"] = {"enabled": True, "loss_scale": recipe.loss_scale}
+    return config
+
+
+def train(config: dict[str, Any], steps: int = STEPS) -> dict[str, Any]:
+    """On a rank: train, and say with what."""
+    import deepspeed
+    import torch
+
+    engine, optimizer, _, _ = deepspeed.initialize(model=make_model(), config=config)
+    rank = torch.distributed.get_rank()
+    losses = []
+    for step in range(steps):
+        loss = engine(batch(step, rank).to(engine.device))
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    inner = getattr(optimizer, "optimizer", optimizer)
+    report = {
+        "losses": losses,
+        "device": str(engine.device),
+        "accelerator": type(deepspeed.accelerator.get_accelerator()).__module__,
+        "backend": torch.distributed.get_backend(),
+        "optimizer": type(inner).__name__,
+        "skipped": engine.skipped_steps,
+    }
+    engine.destroy()
+    return report
+
+
+def check(ranks: World, recipe: Recipe, config: dict[str, Any], optimizer: str) -> None:
+    """Train on the ranks and compare each step's mean loss with the reference."""
+    reports = ranks.run(train, config, timeout=COMPILE_SECONDS)
+    for rank, report in enumerate(reports):
+        assert report["device"] == f"npu:{rank}"
+        assert report["accelerator"].startswith("npu_plugins.")
+        assert report["backend"] == "hccl"
+        assert report["optimizer"] == optimizer
+        assert report["skipped"] == 0
+    losses = [sum(step) / RANKS for step in zip(*(report["losses"] for report in reports), strict=True)]
+    expected = reference_losses(recipe)
+    assert losses == pytest.approx(expected, rel=BOUNDS[recipe.precision])
+    assert expected[-1] < expected[0] - 0.05, "the reference itself learns nothing"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_stage(ranks: World, stage: int, precision: str) -> None:
+    recipe = Recipe(precision, warm_start=int(stage == 0 and precision != "fp32"))
+    check(ranks, recipe, ds_config(recipe, stage), "FusedAdam")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_offloaded_optimizer(ranks: World, stage: int, precision: str) -> None:
+    recipe = Recipe(precision)
+    config = ds_config(recipe, stage, offload_optimizer={"device": "cpu", "pin_memory": True})
+    check(ranks, recipe, config, "DeepSpeedCPUAdam")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_offloaded_parameters(ranks: World, precision: str) -> None:
+    recipe = Recipe(precision)
+    offload = {"device": "cpu", "pin_memory": True}
+    config = ds_config(recipe, 3, offload_optimizer=offload, offload_param=offload)
+    check(ranks, recipe, config, "DeepSpeedCPUAdam")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_clipping(ranks: World, stage: int, precision: str) -> None:
+    recipe = Recipe(precision, clip=0.1, warm_start=int(stage == 0 and precision != "fp32"))
+    check(ranks, recipe, ds_config(recipe, stage), "FusedAdam")
