@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from suite.classify import need_of
+from suite.launch import import_ahead
 from suite.process import FileRun, RunSettings, run_file
 from suite.report import markdown, tally
 
@@ -39,6 +41,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--again", choices=["failed", "all"], help="run settled files again: those with failures, or all"
     )
+    parser.add_argument("--no-repeat", action="store_true", help="do not repeat failures with spawned ranks")
     parser.add_argument("--report", type=Path, help="write the table (markdown) here")
     parser.add_argument("--report-only", action="store_true", help="run nothing, tabulate the state file")
     return parser.parse_args()
@@ -61,13 +64,13 @@ def test_files(root: Path, pattern: str) -> list[str]:
     return [str(p.relative_to(root)) for p in names if fnmatch.fnmatch(str(p.relative_to(root)), pattern)]
 
 
-def run_and_retry(file: str, settings: RunSettings) -> FileRun:
+def run_and_retry(file: str, settings: RunSettings, repeat: bool) -> FileRun:
     """Run a file with forked ranks; repeat what failed unproven with ranks spawned as torch does it."""
-    first = run_file(file, settings, fork_server=True)
+    first = run_file(file, settings, quick=True)
     unproven = {t for t, r in first.tests.items() if r["outcome"] == "failed" and not need_of(r["text"])}
-    if not unproven or unproven == {"collection"}:
+    if not repeat or not unproven or unproven == {"collection"}:
         return first
-    second = run_file(file, settings, fork_server=False, skip=set(first.tests) - unproven)
+    second = run_file(file, settings, quick=False, skip=set(first.tests) - unproven)
     first.tests.update(second.tests)
     first.seconds += second.seconds
     return first
@@ -92,8 +95,12 @@ def main() -> int:
         print(refused, file=sys.stderr)
         return 2
     todo = [] if options.report_only else chosen(test_files(root, options.files), state, options.again)
+    os.environ["NPU_SIM"] = str(options.npus)  # before torch_npu is imported
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if todo:
+        import_ahead()
     for number, file in enumerate(todo, 1):
-        run = run_and_retry(file, settings)
+        run = run_and_retry(file, settings, not options.no_repeat)
         state[file] = {"tests": run.tests, "seconds": run.seconds, "npus": options.npus}
         state_file.write_text(json.dumps(state, indent=1))
         counted = tally(run.tests)

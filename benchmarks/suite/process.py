@@ -5,17 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
+from suite.launch import Process, PytestRun, needs_fresh_interpreter, own_session
 from suite.recorder import DONE, JOURNAL, shorten
 
 POLL_SECONDS = 0.3
@@ -47,46 +42,6 @@ class FileRun:
 
     tests: dict[str, dict] = field(default_factory=dict)
     seconds: float = 0.0
-
-
-@contextmanager
-def _own_session(
-    command: list[str], settings: RunSettings, environment: dict[str, str], log: Path
-) -> Iterator:
-    """Start `command` as the leader of a session; on leaving, nothing of it is left."""
-    with log.open("ab") as out:
-        process = subprocess.Popen(
-            command,
-            cwd=settings.tests_root,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        _end_session(process)
-
-
-def _end_session(process: subprocess.Popen) -> None:
-    """Kill every process of the session that `process` leads, however it was reparented."""
-    members = [p for p in psutil.process_iter() if _session_of(p.pid) == process.pid]
-    for member in members:
-        try:
-            member.kill()
-        except psutil.NoSuchProcess:
-            continue
-    process.wait()
-    psutil.wait_procs(members, timeout=5)
-
-
-def _session_of(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return None
 
 
 def _environment(settings: RunSettings, file: Path, scratch: Path) -> dict[str, str]:
@@ -148,14 +103,12 @@ class _Journal:
         self.finished = record["event"] == "finish"
 
 
-def _follow(
-    process: subprocess.Popen, journal: _Journal, settings: RunSettings, deadline: float
-) -> str | None:
+def _follow(process: Process, journal: _Journal, settings: RunSettings, deadline: float) -> str | None:
     """Wait for the process; a sentence why it was given up or died, or None if it settled its tests."""
     while True:
         ended = process.poll() is not None
         journal.read()
-        if ended or (journal.finished and time.time() - journal.since > 20):
+        if ended or journal.finished:
             break
         if time.time() > deadline:
             return f"the file took longer than {settings.file_timeout:.0f} s"
@@ -172,23 +125,36 @@ def _follow(
     )
 
 
-def run_file(file: str, settings: RunSettings, fork_server: bool, skip: set[str] = frozenset()) -> FileRun:
+def run_file(
+    file: str, settings: RunSettings, quick: bool, skip: set[str] | frozenset[str] = frozenset()
+) -> FileRun:
     """Run `file` (relative to the tests' root) but for the tests in `skip`.
 
-    A crash or a hang fails the test that was running; the tests behind it go on in a new process.
+    `quick` forks the file's process and its ranks where that is safe. A crash or a hang fails the test that was
+    running; the tests behind it go on in a new process.
     """
     result = FileRun()
     begin = time.time()
-    plugins = ["-p", "suite.recorder", *(["-p", "suite.fork_server"] if fork_server else [])]
-    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull]
-    command = [*pytest, "--rootdir=.", "--tb=short", *plugins, file]
+    fresh = not quick or needs_fresh_interpreter(settings.tests_root / file)
+    plugins = ["-p", "suite.recorder", *(["-p", "suite.fork_ranks"] if quick else [])]
+    arguments = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        "--rootdir=.",
+        "--tb=short",
+        *plugins,
+        file,
+    ]
     while True:
         with tempfile.TemporaryDirectory(prefix="npu_suite_") as folder:
             scratch = Path(folder)
             environment = _environment(settings, settings.tests_root / file, scratch)
             (scratch / "done.txt").write_text("\n".join([*skip, *result.tests]), encoding="utf-8")
             journal, log = _Journal(scratch / "journal.jsonl"), scratch / "log.txt"
-            with _own_session(command, settings, environment, log) as process:
+            with own_session(PytestRun(arguments, settings.tests_root, environment, log), fresh) as process:
                 why = _follow(process, journal, settings, begin + settings.file_timeout)
             journal.read()
             result.tests.update(journal.ended)
@@ -197,11 +163,8 @@ def run_file(file: str, settings: RunSettings, fork_server: bool, skip: set[str]
             text = f"{why}\n{shorten(log.read_text(errors='replace'))}"
         culprit = journal.running or "collection"
         repeated = culprit in result.tests
-        result.tests[culprit] = {
-            "outcome": "failed",
-            "text": text,
-            "seconds": round(time.time() - journal.since, 1),
-        }
+        seconds = round(time.time() - journal.since, 1)
+        result.tests[culprit] = {"outcome": "failed", "text": text, "seconds": seconds}
         if repeated or culprit == "collection" or time.time() > begin + settings.file_timeout:
             break
     result.seconds = round(time.time() - begin, 1)
