@@ -131,16 +131,35 @@ def read_documents(path: Path, text_column: str) -> datasets.Dataset:
     except (datasets.exceptions.DatasetGenerationError, UnicodeDecodeError) as error:
         reason = str(error.__cause__ or error).splitlines()[0]
         raise TrainingInputError(f"{path} cannot be read as UTF-8 text or JSON lines: {reason}") from error
-    for index, part in enumerate(found):
-        column = "text" if texts and index == 0 else text_column
-        if column not in part.column_names:
-            raise TrainingInputError(
-                f"the records of {path} have no field {column!r} but {', '.join(part.column_names)}; "
-                "name the right one with --text_column"
-            )
-        part = part.select_columns([column])
-        found[index] = part if column == "text" else part.rename_column(column, "text")
-    return datasets.concatenate_datasets(found)
+    columns = ["text"] * bool(texts) + [text_column] * bool(jsons)
+    return datasets.concatenate_datasets(
+        [text_only(part, column, path) for part, column in zip(found, columns, strict=True)]
+    )
+
+
+def text_only(records: datasets.Dataset, column: str, path: Path) -> datasets.Dataset:
+    """Return ``records`` with ``column`` alone, renamed ``text``; ``path`` is for the message.
+
+    Raises:
+        TrainingInputError: some record has no text there.
+    """
+    if column not in records.column_names:
+        raise TrainingInputError(
+            f"the records of {path} have no field {column!r} but {', '.join(records.column_names)}; "
+            "name the right one with --text_column"
+        )
+    kind = getattr(records.features[column], "dtype", "a list")
+    if kind not in ("string", "large_string"):
+        raise TrainingInputError(
+            f"field {column!r} of {path} holds {kind}, not text; name another one with --text_column"
+        )
+    missing = records.data.column(column).null_count
+    if missing:
+        raise TrainingInputError(
+            f"{missing} of the {len(records)} records of {path} lack the field {column!r}; remove them"
+        )
+    records = records.select_columns([column])
+    return records if column == "text" else records.rename_column(column, "text")
 
 
 def tokenize(documents: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> TokenizedText:

@@ -22,7 +22,7 @@ def keep_to_the_host() -> None:
     """Make torch, transformers and DeepSpeed treat torch_npu as not installed, in this process only.
 
     transformers 5.24 imports torch_npu wherever it is installed (``is_torch_npu_available``), which fails on
-    a machine without CANN although a CPU run needs nothing of it. Does nothing if torch_npu is already loaded.
+    a machine without CANN although a CPU run needs nothing of it. Does nothing once torch_npu is imported.
     """
     if "torch_npu" in sys.modules:
         return

@@ -1,4 +1,4 @@
-"""The byte tokenizer: every text round-trips, ids are byte values, and from_pretrained gives the same one back."""
+"""The byte tokenizer: every text round-trips, ids are byte values, and a saved one loads as the same."""
 
 from __future__ import annotations
 

@@ -124,6 +124,7 @@ def test_validation_file_and_cap(tmp_path: Path) -> None:
         ("latin.txt", b"\xe9t\xe9 " * 20, "cannot be read as UTF-8 text or JSON lines"),
         ("broken.jsonl", b'{"text": "a"}\n{"text": ', "cannot be read as UTF-8 text or JSON lines"),
         ("other.jsonl", b'{"body": "a", "id": 1}\n', "no field 'text' but body, id; name the right one"),
+        ("hole.jsonl", b'{"text": "a"}\n{"id": 1}\n', "1 of the 2 records of .* lack the field 'text'"),
         ("number.jsonl", b'{"text": 3}\n', "field 'text' of .* holds int64, not text"),
     ],
 )
@@ -146,5 +147,7 @@ def test_short_validation_file_is_refused_by_name(tmp_path: Path) -> None:
     train, validation = tmp_path / "t.txt", tmp_path / "v.txt"
     train.write_text("a" * 40, encoding="utf-8")
     validation.write_text("b", encoding="utf-8")
-    with pytest.raises(TrainingInputError, match="--validation_file is shorter than one sequence of 8 tokens"):
+    with pytest.raises(
+        TrainingInputError, match="--validation_file is shorter than one sequence of 8 tokens"
+    ):
         load(train, validation_file=str(validation))
