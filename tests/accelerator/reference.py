@@ -26,8 +26,8 @@ class Recipe:
 
     clip: largest norm of the gradients, 0 for no clipping.
     loss_scale: of fp16, constant.
-    warm_start: how many zero-gradient optimizer steps are run before training (DeepSpeed does one at stage 0 in half
-        precision, so that Adam's bias correction begins at step 2).
+    warm_start: how many zero-gradient optimizer steps are run before training. DeepSpeed does one at stage 0
+        in half precision, so that Adam's bias correction begins at step 2.
     """
 
     precision: str

@@ -19,7 +19,7 @@ _OURS = (
 
 
 def clean_environment(**environ: str) -> dict[str, str]:
-    """This process's environment without any NPU or launcher setting but the cache, and with `environ` added."""
+    """This process's environment, without NPU and launcher settings but the cache, and with `environ`."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -35,7 +35,7 @@ def run_python(
     timeout: float = 120,
     **environ: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python arguments` and return how it ended, with what it printed; raises only on a timeout (seconds)."""
+    """Run `python arguments` and return how it ended and what it printed; a timeout (seconds) raises."""
     return subprocess.run(
         [str(python), *arguments],
         env=clean_environment(**environ),
