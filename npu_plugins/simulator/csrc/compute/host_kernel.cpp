@@ -52,6 +52,7 @@ struct HostKernel::Call {
     c10::SmallVector<c10::IValue, 2> mutated;  // original values of the arguments that are returned
     c10::SmallVector<int, 2> mutated_index;
     std::optional<c10::Device> device;
+    std::optional<c10::Device> other_device;  // a copy between two NPUs depends on both
 
     at::Tensor alias(const at::Tensor& tensor, bool written, bool host_allowed) {
         if (!tensor.defined()) return tensor;
@@ -62,6 +63,7 @@ struct HostKernel::Call {
             return tensor;
         }
         if (!device) device = tensor.device();
+        if (tensor.device() != *device) other_device = tensor.device();
         TORCH_CHECK(host_allowed || tensor.device() == *device,
                     "Expected all tensors to be on the same device, but ", op.schema().name(), " got tensors on ",
                     *device, " and ", tensor.device(), ".");
@@ -172,10 +174,11 @@ void HostKernel::from_host(Call& call, torch::jit::Stack* stack) const {
 }
 
 void HostKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    Call call{op, {}, {}, {}, std::nullopt};
+    Call call{op, {}, {}, {}, std::nullopt, std::nullopt};
     to_host(call, stack);
     c10::DeviceGuard device_guard(*call.device);
     wait_for_earlier_work(call.device->index());
+    if (call.other_device) wait_for_earlier_work(call.other_device->index());
     {
         at::AutoDispatchBelowADInplaceOrView below_autograd;
         OutputsOnNpu outputs_on_npu;
