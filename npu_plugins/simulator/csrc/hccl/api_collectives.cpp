@@ -10,14 +10,6 @@ using namespace npu_sim::hccl;
 namespace {
 
 // Lists of counts and displacements come as untyped pointers to uint64_t.
-std::vector<Piece> to_pieces(const void* counts, const void* displacements, uint32_t ranks, uint64_t bytes) {
-    const auto* count = static_cast<const uint64_t*>(counts);
-    const auto* displacement = static_cast<const uint64_t*>(displacements);
-    std::vector<Piece> pieces;
-    for (uint32_t rank = 0; rank < ranks; ++rank) pieces.push_back({displacement[rank] * bytes, count[rank] * bytes});
-    return pieces;
-}
-
 uint64_t extent(const std::vector<Piece>& pieces) {
     uint64_t end = 0;
     for (const Piece& piece : pieces)
@@ -39,7 +31,7 @@ class Call {
     bool good() const { return comm_ && checks_->passed(); }
     Checks& checks() { return *checks_; }
     const Comm& comm() const { return *comm_; }
-    uint64_t bytes() const { return element_bytes(asked.type); }
+    uint64_t bytes_of(uint64_t count) { return checks_->bytes_of(asked.type, count); }
     bool is_root() const { return comm_->rank() == asked.root; }
 
     void send(const void* buffer, uint64_t bytes) {
@@ -87,6 +79,16 @@ class Call {
     std::optional<Checks> checks_;
 };
 
+// Lists of counts and displacements come as untyped pointers to uint64_t.
+std::vector<Piece> to_pieces(Call& call, const void* counts, const void* displacements) {
+    const auto* count = static_cast<const uint64_t*>(counts);
+    const auto* displacement = static_cast<const uint64_t*>(displacements);
+    std::vector<Piece> pieces;
+    for (uint32_t rank = 0; rank < call.comm().ranks(); ++rank)
+        pieces.push_back({call.bytes_of(displacement[rank]), call.bytes_of(count[rank])});
+    return pieces;
+}
+
 // A buffer may serve as both input and output, but not shifted against itself.
 void check_in_place(Call& call) {
     const Collective& asked = call.asked;
@@ -117,8 +119,8 @@ extern "C" NPU_SIM_EXPORT HcclResult HcclAllReduce(void* sendBuf, void* recvBuf,
     if (!call.good()) return call.finish(stream);
     call.asked.count = count;
     call.reduce_with(op);
-    call.send(sendBuf, count * call.bytes());
-    call.recv(recvBuf, count * call.bytes());
+    call.send(sendBuf, call.bytes_of(count));
+    call.recv(recvBuf, call.bytes_of(count));
     check_in_place(call);
     return call.finish(stream);
 }
@@ -131,8 +133,8 @@ extern "C" NPU_SIM_EXPORT HcclResult HcclReduce(void* sendBuf, void* recvBuf, ui
     call.asked.root = root;
     call.checks().peer("root", root);
     call.reduce_with(op);
-    call.send(sendBuf, count * call.bytes());
-    if (call.is_root()) call.recv(recvBuf, count * call.bytes());
+    call.send(sendBuf, call.bytes_of(count));
+    if (call.is_root()) call.recv(recvBuf, call.bytes_of(count));
     check_in_place(call);
     return call.finish(stream);
 }
@@ -144,8 +146,8 @@ extern "C" NPU_SIM_EXPORT HcclResult HcclBroadcast(void* buf, uint64_t count, Hc
     call.asked.count = count;
     call.asked.root = root;
     call.checks().peer("root", root);
-    if (call.is_root()) call.send(buf, count * call.bytes());
-    call.recv(buf, count * call.bytes());
+    if (call.is_root()) call.send(buf, call.bytes_of(count));
+    call.recv(buf, call.bytes_of(count));
     return call.finish(stream);
 }
 
@@ -157,8 +159,8 @@ extern "C" NPU_SIM_EXPORT HcclResult HcclScatter(void* sendBuf, void* recvBuf, u
     call.asked.count = recvCount;
     call.asked.root = root;
     call.checks().peer("root", root);
-    if (call.is_root()) call.send(sendBuf, recvCount * call.bytes() * call.comm().ranks());
-    call.recv(recvBuf, recvCount * call.bytes());
+    if (call.is_root()) call.send(sendBuf, call.bytes_of(recvCount) * call.comm().ranks());
+    call.recv(recvBuf, call.bytes_of(recvCount));
     return call.finish(stream);
 }
 
@@ -167,8 +169,8 @@ extern "C" NPU_SIM_EXPORT HcclResult HcclAllGather(void* sendBuf, void* recvBuf,
     Call call(Kind::kAllGather, dataType, comm);
     if (!call.good()) return call.finish(stream);
     call.asked.count = sendCount;
-    call.send(sendBuf, sendCount * call.bytes());
-    call.recv(recvBuf, sendCount * call.bytes() * call.comm().ranks());
+    call.send(sendBuf, call.bytes_of(sendCount));
+    call.recv(recvBuf, call.bytes_of(sendCount) * call.comm().ranks());
     return call.finish(stream);
 }
 
@@ -180,10 +182,8 @@ extern "C" NPU_SIM_EXPORT HcclResult HcclAllGatherV(void* sendBuf, uint64_t send
     check_list(call, "recvCounts", recvCounts);
     check_list(call, "recvDispls", recvDispls);
     if (!call.good()) return call.finish(stream);
-    const uint32_t ranks = call.comm().ranks();
-    std::vector<Piece> sent(ranks, Piece{0, sendCount * call.bytes()});
-    return exchange(call, sendBuf, std::move(sent), recvBuf, to_pieces(recvCounts, recvDispls, ranks, call.bytes()),
-                    stream);
+    std::vector<Piece> sent(call.comm().ranks(), Piece{0, call.bytes_of(sendCount)});
+    return exchange(call, sendBuf, std::move(sent), recvBuf, to_pieces(call, recvCounts, recvDispls), stream);
 }
 
 extern "C" NPU_SIM_EXPORT HcclResult HcclReduceScatter(void* sendBuf, void* recvBuf, uint64_t recvCount,
@@ -193,8 +193,8 @@ extern "C" NPU_SIM_EXPORT HcclResult HcclReduceScatter(void* sendBuf, void* recv
     if (!call.good()) return call.finish(stream);
     call.asked.count = recvCount;
     call.reduce_with(op);
-    call.send(sendBuf, recvCount * call.bytes() * call.comm().ranks());
-    call.recv(recvBuf, recvCount * call.bytes());
+    call.send(sendBuf, call.bytes_of(recvCount) * call.comm().ranks());
+    call.recv(recvBuf, call.bytes_of(recvCount));
     return call.finish(stream);
 }
 
@@ -207,9 +207,9 @@ extern "C" NPU_SIM_EXPORT HcclResult HcclReduceScatterV(void* sendBuf, const voi
     check_list(call, "sendDispls", sendDispls);
     call.reduce_with(op);
     if (!call.good()) return call.finish(stream);
-    call.asked.sent = to_pieces(sendCounts, sendDispls, call.comm().ranks(), call.bytes());
+    call.asked.sent = to_pieces(call, sendCounts, sendDispls);
     call.send(sendBuf, extent(call.asked.sent));
-    call.recv(recvBuf, recvCount * call.bytes());
+    call.recv(recvBuf, call.bytes_of(recvCount));
     return call.finish(stream);
 }
 
@@ -222,8 +222,8 @@ extern "C" NPU_SIM_EXPORT HcclResult HcclAlltoAll(const void* sendBuf, uint64_t 
                        "sends " + std::to_string(sendCount) + " " + type_name(sendType) + " to each rank but receives " +
                            std::to_string(recvCount) + " " + type_name(recvType) + ".");
     call.asked.count = sendCount;
-    call.send(sendBuf, sendCount * call.bytes() * call.comm().ranks());
-    call.recv(recvBuf, sendCount * call.bytes() * call.comm().ranks());
+    call.send(sendBuf, call.bytes_of(sendCount) * call.comm().ranks());
+    call.recv(recvBuf, call.bytes_of(sendCount) * call.comm().ranks());
     return call.finish(stream);
 }
 
@@ -239,9 +239,8 @@ extern "C" NPU_SIM_EXPORT HcclResult HcclAlltoAllV(const void* sendBuf, const vo
     check_list(call, "recvCounts", recvCounts);
     check_list(call, "rdispls", rdispls);
     if (!call.good()) return call.finish(stream);
-    const uint32_t ranks = call.comm().ranks();
-    return exchange(call, sendBuf, to_pieces(sendCounts, sdispls, ranks, call.bytes()), recvBuf,
-                    to_pieces(recvCounts, rdispls, ranks, call.bytes()), stream);
+    return exchange(call, sendBuf, to_pieces(call, sendCounts, sdispls), recvBuf,
+                    to_pieces(call, recvCounts, rdispls), stream);
 }
 
 extern "C" NPU_SIM_EXPORT HcclResult HcclAlltoAllVC(const void* sendBuf, const void* sendCountMatrix,
@@ -261,8 +260,8 @@ extern "C" NPU_SIM_EXPORT HcclResult HcclAlltoAllVC(const void* sendBuf, const v
         const auto after = [](const std::vector<Piece>& all) {
             return all.empty() ? 0 : all.back().offset + all.back().bytes;
         };
-        sent.push_back({after(sent), matrix[self * ranks + peer] * call.bytes()});
-        received.push_back({after(received), matrix[peer * ranks + self] * call.bytes()});
+        sent.push_back({after(sent), call.bytes_of(matrix[self * ranks + peer])});
+        received.push_back({after(received), call.bytes_of(matrix[peer * ranks + self])});
     }
     return exchange(call, sendBuf, std::move(sent), recvBuf, std::move(received), stream);
 }

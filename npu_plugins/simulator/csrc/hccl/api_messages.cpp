@@ -14,7 +14,8 @@ HcclResult transfer(Kind kind, void* buffer, uint64_t count, HcclDataType type, 
     Transfer asked{kind == Kind::kSend, peer, type, count, static_cast<char*>(buffer), 0};
     Checks checks(kind_name(kind), *comm);
     checks.type(type).peer(asked.is_send ? "destination" : "source", peer);
-    checks.buffer(asked.is_send ? "sendBuf" : "recvBuf", buffer, count * element_bytes(type), &asked.offset);
+    const uint64_t bytes = checks.bytes_of(type, count);
+    checks.buffer(asked.is_send ? "sendBuf" : "recvBuf", buffer, bytes, &asked.offset);
     if (!checks.passed()) return checks.report();
     if (is_grouping()) {
         defer_transfer(comm, stream, asked);
@@ -53,7 +54,8 @@ extern "C" NPU_SIM_EXPORT HcclResult HcclBatchSendRecv(HcclSendRecvItem* sendRec
         checks.that(is_send || item.sendRecvType == HCCL_RECV, HCCL_E_PARA,
                     "item " + std::to_string(index) + " is neither HCCL_SEND nor HCCL_RECV.");
         checks.type(item.dataType).peer("remote", item.remoteRank);
-        checks.buffer("buf", item.buf, item.count * element_bytes(item.dataType), &asked.offset);
+        const uint64_t bytes = checks.bytes_of(item.dataType, item.count);
+        checks.buffer("buf", item.buf, bytes, &asked.offset);
         transfers.push_back(asked);
     }
     if (!checks.passed()) return checks.report();

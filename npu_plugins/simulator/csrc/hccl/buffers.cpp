@@ -17,6 +17,12 @@ Checks& Checks::type(HcclDataType type) {
                 "data type " + std::to_string(static_cast<int>(type)) + " is none of HCCL's.");
 }
 
+uint64_t Checks::bytes_of(HcclDataType type, uint64_t count) {
+    constexpr uint64_t kMost = 1ull << 40;  // leaves room for the product with the number of ranks
+    that(count <= kMost, HCCL_E_PARA, "a count of " + std::to_string(count) + " elements is more than any memory holds.");
+    return passed() ? count * element_bytes(type) : 0;
+}
+
 Checks& Checks::reduction(HcclDataType type, HcclReduceOp op) {
     return that(can_reduce(type, op), HCCL_E_NOT_SUPPORT,
                 std::string("an Atlas A2 card does not reduce ") + type_name(type) + " with " + reduce_name(op) +

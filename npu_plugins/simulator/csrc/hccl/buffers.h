@@ -14,6 +14,8 @@ class Checks {
     Checks(const char* function, const Comm& comm) : function_(function), comm_(comm) {}
 
     Checks& type(HcclDataType type);
+    // Bytes of `count` elements; objects, and gives 0, when no memory could hold them.
+    uint64_t bytes_of(HcclDataType type, uint64_t count);
     Checks& reduction(HcclDataType type, HcclReduceOp op);
     Checks& peer(const char* role, uint32_t rank);
     Checks& that(bool holds, HcclResult otherwise, const std::string& why);

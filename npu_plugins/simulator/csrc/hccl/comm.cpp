@@ -142,8 +142,14 @@ void Comm::give_up(const CommFailure& failure) {
     RankState& own = control_->rank(rank());
     own.failure_result = failure.result;
     own.failure[std::string(failure.what()).copy(own.failure, sizeof(own.failure) - 1)] = '\0';
+    leave_as(failure.result == HCCL_E_SUSPENDING ? Presence::kLeft : Presence::kFailed);
+}
+
+// Takes this rank out of the communicator, once, and wakes whoever may wait for it.
+void Comm::leave_as(Presence presence) {
+    RankState& own = control_->rank(rank());
     uint32_t present = static_cast<uint32_t>(Presence::kPresent);
-    own.presence.compare_exchange_strong(present, static_cast<uint32_t>(Presence::kFailed));
+    own.presence.compare_exchange_strong(present, static_cast<uint32_t>(presence));
     futex_wake_all(own.phase);
     for (uint32_t other = 0; other < ranks(); ++other) ring_bell(other);
 }
@@ -194,11 +200,7 @@ void Comm::close() {
     if (error() == HCCL_SUCCESS) turnstile_.wait_until_idle(kCloseGrace);
     closing_.store(true);
     turnstile_.wait_until_idle(kCloseGrace);
-    RankState& own = control_->rank(rank());
-    uint32_t present = static_cast<uint32_t>(Presence::kPresent);
-    own.presence.compare_exchange_strong(present, static_cast<uint32_t>(Presence::kLeft));
-    futex_wake_all(own.phase);
-    for (uint32_t other = 0; other < ranks(); ++other) ring_bell(other);
+    leave_as(Presence::kLeft);
 }
 
 namespace {

@@ -81,6 +81,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
     explicit Comm(const CommPlan& plan) : plan_(plan) {}
     aclError run(uint64_t turn, const Label& label, const std::function<void(const Label&)>& body);
     void give_up(const CommFailure& failure);
+    void leave_as(Presence presence);
 
     const CommPlan plan_;
     std::unique_ptr<Control> control_;

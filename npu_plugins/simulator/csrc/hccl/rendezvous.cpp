@@ -90,8 +90,9 @@ Membership join(const std::string& name, uint32_t ranks, uint32_t rank, int devi
                                                           " ended before all ranks had come.");
         if (message.type == MessageType::kReady) return joined;
         if (message.type == MessageType::kRefused)
-            throw RendezvousError(HCCL_E_PARA, "EI0006: the communicator of " + place(ranks, rank) +
-                                                   " did not come about: " + message.text + ".");
+            throw RendezvousError(static_cast<HcclResult>(message.result),
+                                  "EI0006: the communicator of " + place(ranks, rank) +
+                                      " did not come about: " + message.text + ".");
         try {
             if (message.type == MessageType::kWelcome)
                 joined.control = std::make_unique<Control>(passed.get(), ranks);

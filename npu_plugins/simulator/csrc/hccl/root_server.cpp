@@ -54,7 +54,8 @@ class RootServer {
     bool hear(Guest& guest);
     std::string objection(const Message& hello) const;
     void make_control(uint32_t ranks);
-    void refuse_all(const std::string& why);
+    void refuse_all(HcclResult result, const std::string& why);
+    std::string absent() const;
     void introduce_all();
     size_t arrived() const;
 
@@ -104,21 +105,22 @@ bool RootServer::hear(Guest& guest) {
     Fd memory;
     if (!receive_message(guest.socket.get(), &hello, &memory)) {
         if (guest.hello)
-            refuse_all("rank " + std::to_string(guest.hello->rank) + " (pid " + std::to_string(guest.hello->pid) +
-                       ") ended before all ranks had come");
+            refuse_all(HCCL_E_TIMEOUT, "rank " + std::to_string(guest.hello->rank) + " (pid " +
+                                           std::to_string(guest.hello->pid) +
+                                           ") ended or gave up before all had come; did not arrive: rank " + absent());
         else
-            refuse_all("a process ended before it had said which rank it is");
+            refuse_all(HCCL_E_TIMEOUT, "a process ended before it had said which rank it is");
         return false;
     }
     try {
         if (!control_) make_control(hello.ranks);
     } catch (const std::runtime_error& error) {
-        refuse_all(error.what());
+        refuse_all(HCCL_E_MEMORY, error.what());
         return false;
     }
     guest.hello = hello;
     if (const std::string why = objection(hello); !why.empty()) {
-        refuse_all(why);
+        refuse_all(HCCL_E_PARA, why);
         return false;
     }
     guest.memory = std::move(memory);
@@ -163,8 +165,18 @@ void RootServer::make_control(uint32_t ranks) {
     control_ = std::make_unique<Control>(control_fd_.get(), ranks);
 }
 
-void RootServer::refuse_all(const std::string& why) {
+// The ranks that have not come, as text.
+std::string RootServer::absent() const {
+    std::string text;
+    for (uint32_t rank = 0; rank < control_->ranks(); ++rank)
+        if (control_->rank(rank).presence.load() == static_cast<uint32_t>(Presence::kAbsent))
+            text.append(text.empty() ? "" : ", ").append(std::to_string(rank));
+    return text;
+}
+
+void RootServer::refuse_all(HcclResult result, const std::string& why) {
     Message message{};
+    message.result = result;
     message.type = MessageType::kRefused;
     set_text(message.text, why);
     for (const auto& guest : guests_) send_message(guest->socket.get(), message);

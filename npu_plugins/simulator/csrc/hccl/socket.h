@@ -40,7 +40,8 @@ struct Message {
     uint64_t start;  // of the process, in ticks since boot
     uint64_t bytes;  // size of the memory whose descriptor comes along
     char node[64];   // simulated machine
-    char text[512];  // kRefused: why
+    uint32_t result;  // kRefused: HcclResult
+    char text[512];   // kRefused: why
 };
 
 // A listening socket of that abstract name; not open() when the name is taken or the host refuses.
