@@ -44,7 +44,9 @@ help:
 demo: build
 	@test ! -e $(NPU_NEEDED) || { cat $(NPU_NEEDED); exit 1; }
 	$(RUN_ENV) NPU_SIM=2 OMP_NUM_THREADS=1 deepspeed --num_gpus 2 hf_integration/train.py \
-	    --deepspeed ds_configs/presets/zero2.json --config_name tiny-llama --output_dir outputs/demo $(DEMO_ARGS)
+	    --deepspeed ds_configs/presets/zero2.json --config_name tiny-llama --bf16 \
+	    --max_steps 300 --per_device_train_batch_size 8 --block_size 128 \
+	    --learning_rate 4e-3 --lr_scheduler_type cosine --warmup_steps 10 --output_dir outputs/demo $(DEMO_ARGS)
 
 test: build
 	$(RUN_ENV) python -m pytest --durations=10 $(PYTEST_ARGS)
