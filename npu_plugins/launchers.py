@@ -21,9 +21,11 @@ _MODULES = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.laun
 def is_launcher(command: Sequence[str] | None = None) -> bool:
     """True when this process (or `command`, as in sys.orig_argv) is `deepspeed`, `torchrun` or the like."""
     words = list(sys.orig_argv if command is None else command)
-    for word, following in zip(words[1:], [*words[2:], ""], strict=True):
+    for index, word in enumerate(words[1:], start=1):
         if word == "-m":
-            return following.startswith(_MODULES)
+            return "".join(words[index + 1 : index + 2]).startswith(_MODULES)
+        if word == "-c":
+            return False
         if not word.startswith("-"):
             return os.path.basename(word) in _PROGRAMS
     return bool(words) and os.path.basename(words[0]) in _PROGRAMS

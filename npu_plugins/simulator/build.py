@@ -110,8 +110,8 @@ def _by_stamp(root: Path, stamp: str) -> Path | None:
 
 
 def _remember(root: Path, stamp: str, key: str) -> None:
-    """Note the key of this stamp; a cache that someone else filled may be read-only, and works without."""
-    with contextlib.suppress(PermissionError):
+    """Note the key of this stamp, if possible: a read-only cache works without, a little slower."""
+    with contextlib.suppress(OSError):
         (root / "stamps").mkdir(exist_ok=True)
         handle, path = tempfile.mkstemp(dir=root / "stamps")
         with os.fdopen(handle, "w", encoding="ascii") as file:

@@ -44,9 +44,9 @@ class Compiler:
 
     def build(self, libraries: Sequence[Library], target: Path) -> None:
         """Compile what changed and link every library into the new directory `target`."""
-        identity = self.toolchain.identity()
+        versions = self.toolchain.versions()
         jobs = {
-            (lib.uses_torch, src): self._object_path(src, lib.uses_torch, identity)
+            (lib.uses_torch, src): self._object_path(src, lib.uses_torch, versions)
             for lib in libraries
             for src in lib.sources
         }
@@ -55,8 +55,10 @@ class Compiler:
         for library in libraries:
             self._link(library, [jobs[library.uses_torch, source] for source in library.sources], target)
 
-    def _object_path(self, source: Path, uses_torch: bool, identity: str) -> Path:
-        digest = hashlib.sha256("\0".join((identity, *self._flags(uses_torch))).encode())
+    def _object_path(self, source: Path, uses_torch: bool, versions: str) -> Path:
+        digest = hashlib.sha256(
+            "\0".join((versions, native_flag(), *(_TORCH if uses_torch else _HOST))).encode()
+        )
         for path in with_headers(source, self.csrc):
             digest.update(str(path.relative_to(self.csrc.resolve())).encode() + b"\0" + path.read_bytes())
         return self.objects / f"{source.stem}-{digest.hexdigest()[:24]}.o"
@@ -124,7 +126,7 @@ class Compiler:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.work))
         log = self.objects.parent / "build.log"
         log.write_text(f"{' '.join(command)}\n\n{done.stdout}", encoding="utf-8")
-        first = re.search(r"^.*(?:error|undefined reference|fatal).*$", done.stdout, re.MULTILINE)
+        first = re.search(r"^.*(?:error|undefined reference|fatal|cannot find).*$", done.stdout, re.MULTILINE)
         reason = first[0] if first else f"exit status {done.returncode}"
         raise SimulatorError(
             f"{self.toolchain.compiler_version()} could not build {what} of the NPU simulator"

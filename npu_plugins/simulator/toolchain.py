@@ -40,13 +40,18 @@ class Toolchain:
             parts.append(f"{path}:{status.st_mtime_ns}:{status.st_size}")
         return "\n".join(parts)
 
-    def identity(self) -> str:
-        """Name all that could change the result, by content: what the cache key is made from."""
+    def versions(self) -> str:
+        """Name all that could change an object file, by content."""
         parts = [sysconfig.get_config_var("EXT_SUFFIX") or sys.version, cpu_model(), self.compiler_version()]
-        for package in (self.torch, self.torch_npu):
-            version = hashlib.sha256((package / "version.py").read_bytes()).hexdigest()
-            parts.append(f"{package}:{version}")  # the path too: it is in the libraries' run path
+        parts += [hashlib.sha256((path / "version.py").read_bytes()).hexdigest() for path in self._packages()]
         return "\n".join(parts)
+
+    def identity(self) -> str:
+        """Name all that could change a library: the versions, and the folders in its run path."""
+        return "\n".join((self.versions(), *map(str, self._packages())))
+
+    def _packages(self) -> tuple[Path, Path]:
+        return self.torch, self.torch_npu
 
     def compiler_version(self) -> str:
         """Return what the compiler says it is: its name and version."""
