@@ -1,4 +1,5 @@
 // Expandable segments: addresses reserved first, memory mapped into them later (PYTORCH_NPU_ALLOC_CONF).
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <string>
@@ -32,9 +33,10 @@ Mappings& mappings() {
 using namespace npu_sim;
 
 NPU_SIM_API aclError aclrtReserveMemAddress(void** address, size_t bytes, size_t alignment, void* expected, uint64_t) {
-    if (current_device() < 0) return fail(kContextNull, "aclrtReserveMemAddress: call aclrtSetDevice first.");
+    // Addresses belong to the process: torch_npu reserves some, to see whether it can, before it sets a device.
+    const int device = std::max(current_device(), 0);
     if (expected) return refuse("aclrtReserveMemAddress at a wished address");
-    *address = hbm(current_device()).reserve(bytes, alignment);
+    *address = hbm(device).reserve(bytes, alignment);
     if (*address) return ACL_SUCCESS;
     return fail(kOutOfMemory, "aclrtReserveMemAddress: no " + std::to_string(bytes) + " bytes of address space left.");
 }

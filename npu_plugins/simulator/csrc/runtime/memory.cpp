@@ -14,22 +14,40 @@
 namespace npu_sim {
 namespace {
 
-struct PinnedRanges {
-    std::mutex mutex;
-    std::map<const char*, size_t> ranges;  // start -> bytes
+// Ranges of host memory, by where they start.
+class HostRanges {
+  public:
+    void add(void* pointer, size_t bytes) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        ranges_[static_cast<char*>(pointer)] = std::max<size_t>(bytes, 1);
+    }
+    bool remove(void* pointer) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        return ranges_.erase(static_cast<char*>(pointer)) > 0;
+    }
+    bool contain(const void* pointer) const {
+        std::lock_guard<std::mutex> lock(mutex_);
+        const auto after = ranges_.upper_bound(static_cast<const char*>(pointer));
+        if (after == ranges_.begin()) return false;
+        const auto& range = *std::prev(after);
+        return static_cast<const char*>(pointer) < range.first + range.second;
+    }
+
+  private:
+    mutable std::mutex mutex_;
+    std::map<const char*, size_t> ranges_;  // start -> bytes
 };
 
-PinnedRanges& pinned() {
-    static auto* all = new PinnedRanges;
+// Allocated by aclrtMallocHost: pinned.
+HostRanges& pinned() {
+    static auto* all = new HostRanges;
     return *all;
 }
 
-bool is_pinned(const void* pointer) {
-    std::lock_guard<std::mutex> lock(pinned().mutex);
-    auto after = pinned().ranges.upper_bound(static_cast<const char*>(pointer));
-    if (after == pinned().ranges.begin()) return false;
-    const auto& range = *std::prev(after);
-    return static_cast<const char*>(pointer) < range.first + range.second;
+// Registered with aclrtHostRegister: pinned, and the NPU reads and writes it at the same address. A range may be both.
+HostRanges& registered() {
+    static auto* all = new HostRanges;
+    return *all;
 }
 
 aclError needs_device(const char* function) {
@@ -45,6 +63,7 @@ aclError too_large(const char* function, size_t count, size_t room) {
 // are host memory, so the mistake would pass unseen if it were not looked for.
 aclError check_kind(const char* function, const void* dst, const void* src, size_t bytes, aclrtMemcpyKind kind) {
     if (bytes == 0) return ACL_SUCCESS;
+    if (registered().contain(dst) || registered().contain(src)) return ACL_SUCCESS;  // both host and device
     HbmLocation where;
     const bool to_device = locate(dst, bytes, &where);
     const bool from_device = locate(src, bytes, &where);
@@ -98,8 +117,7 @@ NPU_SIM_API aclError aclrtMallocHost(void** pointer, size_t bytes) {
     constexpr size_t kPage = 4096;
     *pointer = std::aligned_alloc(kPage, (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage);
     if (!*pointer) return fail(kOutOfMemory, "aclrtMallocHost: the host has no " + std::to_string(bytes) + " bytes left.");
-    std::lock_guard<std::mutex> lock(pinned().mutex);
-    pinned().ranges[static_cast<char*>(*pointer)] = std::max<size_t>(bytes, 1);
+    pinned().add(*pointer, bytes);
     return ACL_SUCCESS;
 }
 
@@ -108,18 +126,14 @@ NPU_SIM_API aclError aclrtMallocHostWithCfg(void** pointer, uint64_t bytes, aclr
 }
 
 NPU_SIM_API aclError aclrtFreeHost(void* pointer) {
-    {
-        std::lock_guard<std::mutex> lock(pinned().mutex);
-        if (!pinned().ranges.erase(static_cast<char*>(pointer)))
-            return fail(kInvalidParameter, "aclrtFreeHost: the pointer was not returned by aclrtMallocHost.");
-    }
+    if (!pinned().remove(pointer))
+        return fail(kInvalidParameter, "aclrtFreeHost: the pointer was not returned by aclrtMallocHost.");
     std::free(pointer);
     return ACL_SUCCESS;
 }
 
 NPU_SIM_API aclError aclrtHostRegister(void* pointer, uint64_t bytes, aclrtHostRegisterType, void** device_pointer) {
-    std::lock_guard<std::mutex> lock(pinned().mutex);
-    pinned().ranges[static_cast<char*>(pointer)] = bytes;
+    registered().add(pointer, bytes);
     *device_pointer = pointer;
     return ACL_SUCCESS;
 }
@@ -130,8 +144,7 @@ NPU_SIM_API aclError aclrtHostRegisterV2(void* pointer, uint64_t bytes, uint32_t
 }
 
 NPU_SIM_API aclError aclrtHostUnregister(void* pointer) {
-    std::lock_guard<std::mutex> lock(pinned().mutex);
-    if (pinned().ranges.erase(static_cast<char*>(pointer))) return ACL_SUCCESS;
+    if (registered().remove(pointer)) return ACL_SUCCESS;
     return fail(kInvalidParameter, "aclrtHostUnregister: the pointer is not registered.");
 }
 
@@ -142,7 +155,8 @@ NPU_SIM_API aclError aclrtPointerGetAttributes(const void* pointer, aclrtPtrAttr
         attributes->location = {static_cast<uint32_t>(where.device), ACL_MEM_LOCATION_TYPE_DEVICE};
         attributes->pageSize = static_cast<uint32_t>(kHugePage);
     } else {
-        attributes->location = {0, is_pinned(pointer) ? ACL_MEM_LOCATION_TYPE_HOST : ACL_MEM_LOCATION_TYPE_UNREGISTERED};
+        const bool known = pinned().contain(pointer) || registered().contain(pointer);
+        attributes->location = {0, known ? ACL_MEM_LOCATION_TYPE_HOST : ACL_MEM_LOCATION_TYPE_UNREGISTERED};
         attributes->pageSize = 4096;
     }
     return ACL_SUCCESS;
