@@ -24,14 +24,8 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/installed
-TESTED := requirements/tested.txt
-NPU_NEEDED := $(VENV)/no-torch-npu
-
-# torch: DeepSpeed's setup imports it, hence first. DS_BUILD_OPS=0: DeepSpeed compiles operators when they are used.
-# TORCH_DEVICE_BACKEND_AUTOLOAD=0: nothing that is installed here may import torch_npu, which wants an NPU.
-INSTALL_ENV := DS_BUILD_OPS=0 TORCH_DEVICE_BACKEND_AUTOLOAD=0
+NO_NPU := $(VENV)/no-torch-npu
 
 # deepspeed and ninja must be found by name. A GPU in this machine is not used: torch refuses two kinds of device.
 RUN_ENV := PATH="$(abspath $(BIN)):$$PATH" CUDA_VISIBLE_DEVICES=
@@ -42,7 +36,7 @@ help:
 	@sed -n '/^PYTHON/q; s/^# \{0,1\}//p' Makefile
 
 demo: build
-	@test ! -e $(NPU_NEEDED) || { cat $(NPU_NEEDED); exit 1; }
+	@test ! -e $(NO_NPU) || { cat $(NO_NPU); exit 1; }
 	$(RUN_ENV) NPU_SIM=2 OMP_NUM_THREADS=1 deepspeed --num_gpus 2 hf_integration/train.py \
 	    --deepspeed ds_configs/presets/zero2.json --config_name tiny-llama --bf16 \
 	    --max_steps 300 --per_device_train_batch_size 8 --block_size 128 \
@@ -57,27 +51,12 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 build: $(INSTALLED)
-	@test -e $(NPU_NEEDED) || $(BIN)/npu-plugins simulator build > $(VENV)/simulator-path
+	@test -e $(NO_NPU) || $(BIN)/npu-plugins simulator build > /dev/null
 
 clean:
 	@test ! -x $(BIN)/npu-plugins || $(BIN)/npu-plugins simulator clean
 	rm -rf $(VENV) outputs build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
-$(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
-	    echo "make: $(PYTHON) is $$($(PYTHON) -V 2>&1), but Python 3.10 or newer is needed: make PYTHON=python3.11"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-
-$(INSTALLED): $(TESTED) setup.py pyproject.toml Makefile | $(BIN)/python
-	$(PIP) install -q $$(grep -E '^(setuptools|wheel)==' $(TESTED))
-	$(PIP) install $(TORCH_INDEX:%=--index-url %) $$(grep '^torch==' $(TESTED))
-	grep -v '^torch_npu' $(TESTED) > $(VENV)/tested-without-npu.txt
-	$(INSTALL_ENV) $(PIP) install --no-build-isolation -r $(VENV)/tested-without-npu.txt
-	@rm -f $(NPU_NEEDED)
-	grep '^torch_npu' $(TESTED) > $(VENV)/tested-npu.txt
-	$(PIP) install -r $(VENV)/tested-npu.txt && $(BIN)/python -c \
-	    'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch_npu") is None)' || \
-	    echo "torch_npu has no wheel for $$($(BIN)/python -V) on $$(uname -sm): what needs an NPU is left out." \
-	    | tee $(NPU_NEEDED)
-	$(INSTALL_ENV) $(PIP) install -q --no-build-isolation --no-deps -e .
+$(INSTALLED): requirements/tested.txt requirements/install.sh setup.py
+	PYTHON=$(PYTHON) TORCH_INDEX=$(TORCH_INDEX) requirements/install.sh $(VENV)
 	@touch $@
