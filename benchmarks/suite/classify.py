@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import re
 
-# Pattern in the error text -> what the test needs. The first hit counts, so the narrow ones stand first.
+# Pattern in the error text -> what the test needs. The first hit counts.
 NEEDS: tuple[tuple[str, str], ...] = (
-    (r"is not simulated", "{}"),
-    (
-        r"No module named '(torchvision|onnx\w*|triton\w*|torchair|torch_mlu|etcd|mindspore|tensorboard)",
-        "package {}",
-    ),
+    (r"operator (\w+) \(aclopCompileAndExecute\)\s+is not simulated", "operator {} of CANN's compiler"),
+    (r"([\w:.]+(?:\(\w+\))?) is not simulated", "{}"),
+    (r"([\w:.]+)(?: \S+){1,6} is not simulated", "{}"),
+    (r"Failed to find function (acl\w+|Hccl\w+|rt\w+|tsd\w+)", "{}"),
+    (r"(aclnn\w+) or aclnn\w+GetWorkspaceSize not in", "{}"),
+    (r"No module named '(torchvision|onnx\w*|triton\w*|torchair|etcd|dvm)\b", "package {}"),
 )
 COMPILED = tuple((re.compile(pattern), need) for pattern, need in NEEDS)
-_REFUSAL = re.compile(r"([\w:. ()]+?) is not simulated")
 
 
 def need_of(text: str) -> str | None:
     """What the failed test needs beyond the simulation, or None where the text proves nothing of the kind."""
     for pattern, need in COMPILED:
-        found = pattern.search(text)
-        if found is None:
-            continue
-        if need == "{}":
-            refusal = _REFUSAL.search(text)
-            return refusal.group(1).strip().split()[-1] if refusal else "a refused function"
-        return need.format(*found.groups())
+        if found := pattern.search(text):
+            return need.format(*found.groups())
     return None
 
 

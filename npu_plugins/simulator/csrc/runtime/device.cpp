@@ -3,7 +3,10 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
+#include <fstream>
+#include <regex>
 #include <sstream>
 #include <string>
 
@@ -51,6 +54,24 @@ aclError invalid_device(const char* function, int device) {
                                     std::to_string(device_count()) + " visible NPUs.");
 }
 
+std::atomic<int>& default_device() {
+    static std::atomic<int> device{-1};
+    return device;
+}
+
+// {"defaultDevice": {"default_device": "0"}} in the file given to aclInit; -1 if it names none.
+int read_default_device(const char* path) {
+    std::ifstream file(path);
+    std::stringstream text;
+    text << file.rdbuf();
+    static const std::regex entry("\"default_device\"\\s*:\\s*\"([0-9]+)\"");
+    std::smatch found;
+    const std::string content = text.str();
+    if (!std::regex_search(content, found, entry)) return -1;
+    const int device = std::stoi(found[1]);
+    return valid(device) ? device : -1;
+}
+
 // A context is only ever compared and handed back; its address encodes the device.
 char context_of_device[kMaxDevices];
 }  // namespace
@@ -62,6 +83,12 @@ const Machine& machine() {
 
 int current_device() { return this_thread_device; }
 void set_current_device(int device) { this_thread_device = device; }
+
+bool use_some_device() {
+    if (this_thread_device < 0) this_thread_device = default_device();
+    return this_thread_device >= 0;
+}
+
 int device_count() { return static_cast<int>(machine().visible.size()); }
 int physical_device(int device) { return machine().visible.at(static_cast<size_t>(device)); }
 
@@ -69,7 +96,8 @@ int physical_device(int device) { return machine().visible.at(static_cast<size_t
 
 using namespace npu_sim;
 
-NPU_SIM_API aclError aclInit(const char*) {
+NPU_SIM_API aclError aclInit(const char* config_path) {
+    if (config_path) default_device() = read_default_device(config_path);
     static std::atomic<bool> initialised{false};
     return initialised.exchange(true) ? ACL_ERROR_REPEAT_INITIALIZE : ACL_SUCCESS;
 }
@@ -158,6 +186,15 @@ NPU_SIM_API aclError aclrtGetDeviceInfo(uint32_t device, aclrtDevAttr attribute,
         case ACL_DEV_ATTR_IS_VIRTUAL: *value = 0; return ACL_SUCCESS;
         default: return refuse("aclrtGetDeviceInfo of this attribute");
     }
+}
+
+// "npu-sim" and the physical number: equal in every process of the machine, different for every NPU.
+NPU_SIM_API aclError aclrtDeviceGetUuid(int32_t device, aclrtUuid* uuid) {
+    if (!valid(device)) return invalid_device("aclrtDeviceGetUuid", device);
+    std::memset(uuid, 0, sizeof(*uuid));
+    std::memcpy(uuid->bytes, "npu-sim", 7);
+    uuid->bytes[15] = static_cast<char>(physical_device(device));
+    return ACL_SUCCESS;
 }
 
 NPU_SIM_API aclError aclrtDeviceGetBareTgid(int32_t* pid) {

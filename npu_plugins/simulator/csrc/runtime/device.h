@@ -19,4 +19,8 @@ const Machine& machine();
 
 void set_current_device(int device);
 
+// True if the calling thread has a device. A thread that set none gets the default one that aclInit's file names
+// ("defaultDevice"), as on a card; asking which device is current does not count as use.
+bool use_some_device();
+
 }  // namespace npu_sim

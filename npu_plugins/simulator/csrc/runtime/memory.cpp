@@ -1,51 +1,20 @@
 // Device memory, pinned host memory and copies.
 #include <cstdlib>
 #include <cstring>
-#include <map>
-#include <mutex>
 #include <string>
 
 #include "acl/acl.h"
 #include "runtime/device.h"
 #include "runtime/export.h"
 #include "runtime/hbm.h"
+#include "runtime/host_ranges.h"
 #include "runtime/stream.h"
 
 namespace npu_sim {
 namespace {
 
-// Ranges of host memory, by where they start.
-class HostRanges {
-  public:
-    void add(void* pointer, size_t bytes) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        ranges_[static_cast<char*>(pointer)] = std::max<size_t>(bytes, 1);
-    }
-    bool remove(void* pointer) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        return ranges_.erase(static_cast<char*>(pointer)) > 0;
-    }
-    bool contain(const void* pointer) const {
-        std::lock_guard<std::mutex> lock(mutex_);
-        const auto after = ranges_.upper_bound(static_cast<const char*>(pointer));
-        if (after == ranges_.begin()) return false;
-        const auto& range = *std::prev(after);
-        return static_cast<const char*>(pointer) < range.first + range.second;
-    }
-
-  private:
-    mutable std::mutex mutex_;
-    std::map<const char*, size_t> ranges_;  // start -> bytes
-};
-
 // Allocated by aclrtMallocHost: pinned.
 HostRanges& pinned() {
-    static auto* all = new HostRanges;
-    return *all;
-}
-
-// Registered with aclrtHostRegister: pinned, and the NPU reads and writes it at the same address. A range may be both.
-HostRanges& registered() {
     static auto* all = new HostRanges;
     return *all;
 }
@@ -63,7 +32,7 @@ aclError too_large(const char* function, size_t count, size_t room) {
 // are host memory, so the mistake would pass unseen if it were not looked for.
 aclError check_kind(const char* function, const void* dst, const void* src, size_t bytes, aclrtMemcpyKind kind) {
     if (bytes == 0) return ACL_SUCCESS;
-    if (registered().contain(dst) || registered().contain(src)) return ACL_SUCCESS;  // both host and device
+    if (accessible_from_both().contain(dst) || accessible_from_both().contain(src)) return ACL_SUCCESS;
     HbmLocation where;
     const bool to_device = locate(dst, bytes, &where);
     const bool from_device = locate(src, bytes, &where);
@@ -78,12 +47,18 @@ aclError check_kind(const char* function, const void* dst, const void* src, size
 }
 
 }  // namespace
+
+HostRanges& accessible_from_both() {
+    static auto* all = new HostRanges;
+    return *all;
+}
+
 }  // namespace npu_sim
 
 using namespace npu_sim;
 
 NPU_SIM_API aclError aclrtMallocAlign32(void** pointer, size_t bytes, aclrtMemMallocPolicy) {
-    if (current_device() < 0) return needs_device("aclrtMalloc");
+    if (!use_some_device()) return needs_device("aclrtMalloc");
     *pointer = hbm(current_device()).allocate(bytes);
     if (*pointer) return ACL_SUCCESS;
     uint64_t free_bytes, total;
@@ -105,7 +80,7 @@ NPU_SIM_API aclError aclrtFree(void* pointer) {
 }
 
 NPU_SIM_API aclError aclrtGetMemInfo(aclrtMemAttr, size_t* free_bytes, size_t* total) {
-    if (current_device() < 0) return needs_device("aclrtGetMemInfo");
+    if (!use_some_device()) return needs_device("aclrtGetMemInfo");
     uint64_t available, capacity;
     hbm(current_device()).info(&available, &capacity);
     *free_bytes = available;
@@ -133,7 +108,9 @@ NPU_SIM_API aclError aclrtFreeHost(void* pointer) {
 }
 
 NPU_SIM_API aclError aclrtHostRegister(void* pointer, uint64_t bytes, aclrtHostRegisterType, void** device_pointer) {
-    registered().add(pointer, bytes);
+    if (!pointer || bytes == 0)
+        return fail(kInvalidParameter, "aclrtHostRegister: " + std::to_string(bytes) + " bytes cannot be registered.");
+    accessible_from_both().add(pointer, bytes);
     *device_pointer = pointer;
     return ACL_SUCCESS;
 }
@@ -144,7 +121,7 @@ NPU_SIM_API aclError aclrtHostRegisterV2(void* pointer, uint64_t bytes, uint32_t
 }
 
 NPU_SIM_API aclError aclrtHostUnregister(void* pointer) {
-    if (registered().remove(pointer)) return ACL_SUCCESS;
+    if (accessible_from_both().remove(pointer)) return ACL_SUCCESS;
     return fail(kInvalidParameter, "aclrtHostUnregister: the pointer is not registered.");
 }
 
@@ -155,7 +132,7 @@ NPU_SIM_API aclError aclrtPointerGetAttributes(const void* pointer, aclrtPtrAttr
         attributes->location = {static_cast<uint32_t>(where.device), ACL_MEM_LOCATION_TYPE_DEVICE};
         attributes->pageSize = static_cast<uint32_t>(kHugePage);
     } else {
-        const bool known = pinned().contain(pointer) || registered().contain(pointer);
+        const bool known = pinned().contain(pointer) || accessible_from_both().contain(pointer);
         attributes->location = {0, known ? ACL_MEM_LOCATION_TYPE_HOST : ACL_MEM_LOCATION_TYPE_UNREGISTERED};
         attributes->pageSize = 4096;
     }

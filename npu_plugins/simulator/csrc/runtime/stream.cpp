@@ -92,6 +92,7 @@ std::shared_ptr<Stream> make_stream(int device) {
 
 std::shared_ptr<Stream> stream_of(aclrtStream handle) {
     auto& all = registry();
+    if (!handle && !use_some_device()) return nullptr;
     {
         std::lock_guard<std::mutex> lock(all.mutex);
         if (handle) {
@@ -101,7 +102,6 @@ std::shared_ptr<Stream> stream_of(aclrtStream handle) {
         const auto found = all.defaults.find(current_device());
         if (found != all.defaults.end()) return found->second;
     }
-    if (current_device() < 0) return nullptr;
     auto made = make_stream(current_device());
     std::lock_guard<std::mutex> lock(all.mutex);
     return all.defaults.emplace(current_device(), made).first->second;
@@ -159,7 +159,7 @@ aclError drain(aclrtStream handle) {
 using namespace npu_sim;
 
 NPU_SIM_API aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t, uint32_t) {
-    if (current_device() < 0) return fail(kContextNull, "aclrtCreateStream: call aclrtSetDevice first.");
+    if (!use_some_device()) return fail(kContextNull, "aclrtCreateStream: call aclrtSetDevice first.");
     *stream = make_stream(current_device()).get();
     return ACL_SUCCESS;
 }
@@ -194,7 +194,7 @@ NPU_SIM_API aclError aclrtSynchronizeStreamWithTimeout(aclrtStream handle, int32
 NPU_SIM_API aclError aclrtSynchronizeStream(aclrtStream handle) { return aclrtSynchronizeStreamWithTimeout(handle, -1); }
 
 NPU_SIM_API aclError aclrtSynchronizeDeviceWithTimeout(int32_t timeout_ms) {
-    if (current_device() < 0) return fail(kContextNull, "aclrtSynchronizeDevice: call aclrtSetDevice first.");
+    if (!use_some_device()) return fail(kContextNull, "aclrtSynchronizeDevice: call aclrtSetDevice first.");
     return drain_device(current_device(), timeout_ms);
 }
 
