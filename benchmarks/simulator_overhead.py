@@ -2,12 +2,13 @@
 
 Three figures, each a ratio or a difference of two things measured in turn on this machine:
 
-* per operator: time of a call on ``npu`` minus the same call on ``cpu``, each the fastest of its rounds, since
-  whatever else the machine does can only add to so short a call (goal: at most 6 us);
+* per operator: time of a call on ``npu`` minus the same call on ``cpu``, each the fastest of its rounds,
+  since whatever else the machine does can only add to so short a call (goal: at most 6 us);
 * a training step of a 10 M-parameter Llama on ``npu`` over the same step on ``cpu`` (goal: at most 1.25);
 * an all-reduce over two ranks, gloo's time over simulated HCCL's (goal: at least 1.5), at 1, 16 and 64 MiB.
 
-Run as ``python benchmarks/simulator_overhead.py`` on an otherwise idle machine; ``--json FILE`` keeps the figures.
+Run as ``python benchmarks/simulator_overhead.py`` on an otherwise idle machine; ``--json FILE`` keeps the
+figures.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from pathlib import Path
 os.environ.setdefault("NPU_SIM", "2")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import torch  # noqa: E402  (the variables above must be set first)
-import torch.distributed as dist  # noqa: E402
+import torch
+import torch.distributed as dist
 
 OPERATOR_GOAL_US = 6.0
 STEP_GOAL_RATIO = 1.25
@@ -78,7 +79,7 @@ def measure_operators(rounds: int = 15, calls: int = 400) -> dict[str, dict[str,
 
 
 def llama_step(device: str) -> tuple[Callable[[], float], int]:
-    """A training step (forward, backward, AdamW) of a 10 M-parameter Llama on 4 x 128 tokens; and its size."""
+    """A training step (forward, backward, AdamW) of a Llama on 4 x 128 tokens, and its number of parameters."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -172,8 +173,8 @@ def report(operators_us: dict, step: dict, all_reduce: dict) -> None:
     worst = max(row["overhead_us"] for row in operators_us.values())
     print(f"largest overhead {worst:.2f} us, goal at most {OPERATOR_GOAL_US} us")
     print(
-        f"\nLlama of {step['parameters'] / 1e6:.1f} M parameters, one step: cpu {step['cpu_ms']:.0f} ms, simulated NPU"
-        f" {step['npu_ms']:.0f} ms, ratio {step['ratio']:.3f}, goal at most {STEP_GOAL_RATIO};"
+        f"\nLlama of {step['parameters'] / 1e6:.1f} M parameters, one step: cpu {step['cpu_ms']:.0f} ms,"
+        f" simulated NPU {step['npu_ms']:.0f} ms, ratio {step['ratio']:.3f}, goal at most {STEP_GOAL_RATIO};"
         f" largest difference of the losses {step['largest_loss_difference']:.1e}"
     )
     print(
