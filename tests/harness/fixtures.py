@@ -16,10 +16,14 @@ from tests.harness.pool import DEFAULT_TIMEOUT, RankPool, World
 from tests.harness.spec import WorldSpec
 
 
+# What ranks need soon or late, imported once: an optimizer's first step imports torch._dynamo, for seconds.
+IMPORTS = ("torch", "torch.distributed", "torch._dynamo", "torch.distributed.fsdp", "pytest")
+
+
 @pytest.fixture(scope="session")
 def rank_pool() -> Iterator[RankPool]:
     """The session's pool; its nursery starts with the first world."""
-    with contextlib.closing(RankPool(rank_environment())) as pool:
+    with contextlib.closing(RankPool(rank_environment(), IMPORTS)) as pool:
         yield pool
 
 

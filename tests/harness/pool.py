@@ -24,6 +24,7 @@ from tests.harness.spec import MAX_WORLD_SIZE, WorldSpec
 
 DEFAULT_TIMEOUT = 60.0
 START_TIMEOUT = 120.0
+IMPORT_TIMEOUT = 900.0  # the first import of torch may build the simulator
 STOP_TIMEOUT = 20.0
 DUMP_SECONDS = 1.0
 POLL_SECONDS = 0.5
@@ -213,7 +214,7 @@ class RankPool:
         """Import modules in the nursery, so that every later rank has them at no cost."""
         self._start()
         self.send(("import", names))
-        (error,) = self._answer("ready", START_TIMEOUT)
+        (error,) = self._answer("ready", IMPORT_TIMEOUT)
         if error:
             self.close()
             raise HarnessError(f"The nursery cannot import {', '.join(names)}:\n{error}")

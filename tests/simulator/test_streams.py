@@ -199,14 +199,13 @@ def test_streams_have_identity_priority_and_device() -> None:
 
 
 @on_ranks(1, backend=None)
-def test_an_event_without_timing_or_record_refuses_to_measure() -> None:
-    timed, plain = torch.npu.Event(enable_timing=True), torch.npu.Event()
-    assert plain.query(), "an event that was never recorded is complete"
-    timed.record()
-    plain.record()
+def test_an_event_that_was_not_recorded_refuses_to_measure() -> None:
+    recorded, unrecorded = torch.npu.Event(enable_timing=True), torch.npu.Event(enable_timing=True)
+    assert unrecorded.query(), "an event that was never recorded is complete"
+    recorded.record()
     torch.npu.synchronize()
-    with pytest.raises(RuntimeError):
-        timed.elapsed_time(plain)
+    with pytest.raises(RuntimeError, match="Both events must be recorded"):
+        recorded.elapsed_time(unrecorded)
 
 
 @on_ranks(1, backend=None)
