@@ -79,7 +79,7 @@ def measure_operators(rounds: int = 15, calls: int = 400) -> dict[str, dict[str,
 
 
 def llama_step(device: str) -> tuple[Callable[[], float], int]:
-    """A training step (forward, backward, AdamW) of a Llama on 4 x 128 tokens, and its number of parameters."""
+    """A training step (forward, backward, AdamW) of a Llama on 4 x 128 tokens, and its parameter count."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -177,9 +177,8 @@ def report(operators_us: dict, step: dict, all_reduce: dict) -> None:
         f" simulated NPU {step['npu_ms']:.0f} ms, ratio {step['ratio']:.3f}, goal at most {STEP_GOAL_RATIO};"
         f" largest difference of the losses {step['largest_loss_difference']:.1e}"
     )
-    print(
-        f"\n{'all-reduce, 2 ranks':20s} {'gloo ms':>8s} {'hccl ms':>8s} {'gloo / hccl':>12s}  (simulated HCCL)"
-    )
+    columns = f"{'gloo ms':>8s} {'hccl ms':>8s} {'gloo / hccl':>12s}"
+    print(f"\n{'all-reduce, 2 ranks':20s} {columns}  (simulated HCCL)")
     for mib, row in all_reduce.items():
         print(f"{mib + ' MiB':20s} {row['gloo_ms']:8.2f} {row['hccl_ms']:8.2f} {row['ratio']:12.2f}")
     print(f"goal at least {ALL_REDUCE_GOAL_RATIO}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from suite.recorder import OUTPUT
+
 # Pattern in the error text -> what the test needs. The first hit counts.
 NEEDS: tuple[tuple[str, str], ...] = (
     (r"operator (\w+) \(aclopCompileAndExecute\)\s+is not simulated", "operator {} of CANN's compiler"),
@@ -26,6 +28,6 @@ def need_of(text: str) -> str | None:
 
 def cause_of(text: str) -> str:
     """The line of an error text that says most: the last one that names an exception, else the first."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.split(OUTPUT)[0].splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(E\s+)?[\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
     return (errors[-1] if errors else lines[0] if lines else "no text").removeprefix("E ").strip()[:200]

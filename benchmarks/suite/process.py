@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from suite.launch import Process, PytestRun, needs_fresh_interpreter, own_session
-from suite.recorder import DONE, JOURNAL, shorten
+from suite.recorder import DONE, JOURNAL, LOG, OUTPUT, log_since, shorten
 
 POLL_SECONDS = 0.3
 
@@ -38,7 +38,7 @@ class RunSettings:
 
 @dataclass
 class FileRun:
-    """What became of a file: test id -> {"outcome": passed|failed|skipped, "text": why, "seconds": wall}."""
+    """What became of a file: test id -> {"outcome": passed|failed|skipped, "text": why, "seconds": s}."""
 
     tests: dict[str, dict] = field(default_factory=dict)
     seconds: float = 0.0
@@ -63,6 +63,7 @@ def _environment(settings: RunSettings, file: Path, scratch: Path) -> dict[str, 
         "WORLD_SIZE": str(settings.npus),
         JOURNAL: str(scratch / "journal.jsonl"),
         DONE: str(scratch / "done.txt"),
+        LOG: str(scratch / "log.txt"),
     }
 
 
@@ -73,6 +74,7 @@ class _Journal:
         self._path = path
         self._offset = 0
         self.running: str | None = None
+        self.log_start = 0
         self.since = time.time()
         self.finished = False
         self.ended: dict[str, dict] = {}
@@ -91,7 +93,7 @@ class _Journal:
 
     def _take(self, record: dict) -> None:
         if record["event"] == "start":
-            self.running, self.since = record["test"], time.time()
+            self.running, self.since, self.log_start = record["test"], time.time(), record["log_start"]
         elif record["event"] == "end":
             seconds = round(time.time() - self.since, 1)
             self.ended[record["test"]] = {
@@ -130,24 +132,15 @@ def run_file(
 ) -> FileRun:
     """Run `file` (relative to the tests' root) but for the tests in `skip`.
 
-    `quick` forks the file's process and its ranks where that is safe. A crash or a hang fails the test that was
+    `quick` forks the process and its ranks where that is safe. A crash or a hang fails the test that was
     running; the tests behind it go on in a new process.
     """
     result = FileRun()
     begin = time.time()
     fresh = not quick or needs_fresh_interpreter(settings.tests_root / file)
     plugins = ["-p", "suite.recorder", *(["-p", "suite.fork_ranks"] if quick else [])]
-    arguments = [
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        os.devnull,
-        "--rootdir=.",
-        "--tb=short",
-        *plugins,
-        file,
-    ]
+    options = "-q -p no:cacheprovider --rootdir=. --capture=no --tb=short -c"
+    arguments = [*options.split(), os.devnull, *plugins, file]
     while True:
         with tempfile.TemporaryDirectory(prefix="npu_suite_") as folder:
             scratch = Path(folder)
@@ -160,7 +153,7 @@ def run_file(
             result.tests.update(journal.ended)
             if why is None:
                 break
-            text = f"{why}\n{shorten(log.read_text(errors='replace'))}"
+            text = f"{why}{OUTPUT}{shorten(log_since(log, journal.log_start))}"
         culprit = journal.running or "collection"
         repeated = culprit in result.tests
         seconds = round(time.time() - journal.since, 1)
