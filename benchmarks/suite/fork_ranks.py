@@ -1,37 +1,67 @@
-"""Pytest plugin: start a test's ranks by forking instead of spawning, as long as that is safe.
+"""Pytest plugin: start a test's ranks by forking a process that has torch_npu imported, instead of spawning.
 
 torch's multi-process test cases spawn a fresh interpreter per rank, four to eight times a test, and
 importing torch and torch_npu costs each 3 seconds of CPU: on two cores the whole suite would take most
-of a day. A process that has not touched an NPU yet may be forked instead; one that has keeps spawning.
-What a library reads from the environment while it is imported comes too late for a forked rank, so
-every failed test is repeated with real spawning (see `run_and_retry` of the command).
+of a day. The start method "spawn" is therefore answered by Python's fork server, forked from this
+process before it touches an NPU. A rank still gets the environment its test has set; what a library
+reads from it while it is imported comes too late, so every failed test is repeated with real spawning
+(see `run_and_retry` of the command).
 """
 
 from __future__ import annotations
 
 import multiprocessing
-from multiprocessing import context, popen_fork, popen_spawn_posix
+import os
+import socket
+from multiprocessing import connection, context, forkserver
 
 import pytest
-import torch
 
 
-class _RankProcess(context.SpawnProcess):
-    """Forks from a process without NPU state, spawns from any other."""
+class _RankProcess(context.ForkServerProcess):
+    """A process that carries the environment of whoever starts it, as a spawned one would."""
 
-    @staticmethod
-    def _Popen(process_obj):  # multiprocessing's own hook and name
-        forkable = not torch.npu.is_initialized()
-        popen = popen_fork.Popen if forkable else popen_spawn_posix.Popen
-        return popen(process_obj)
+    def start(self) -> None:
+        """Take the environment along, then start."""
+        self._environment = dict(os.environ)
+        super().start()
+
+    def run(self) -> None:
+        """Enter the carried environment, then run the target."""
+        os.environ.clear()
+        os.environ.update(self._environment)
+        super().run()
 
 
-class _RankContext(context.SpawnContext):
+class _RankContext(context.ForkServerContext):
     """What `multiprocessing.get_context("spawn")` returns under this plugin."""
 
+    _name = "spawn"
     Process = _RankProcess  # type: ignore[assignment]
 
 
+def start_fork_server() -> None:
+    """Make a fork of this process Python's fork server, which would otherwise import everything anew."""
+    server = forkserver._forkserver  # CPython 3.10 to 3.13: the one instance, with its address and pipe
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(connection.arbitrary_address("AF_UNIX"))
+    listener.listen()
+    alive_read, alive_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(alive_write)
+            forkserver.main(listener.detach(), alive_read, [])
+        finally:
+            os._exit(0)
+    os.close(alive_read)
+    server._forkserver_address = listener.getsockname()
+    server._forkserver_alive_fd = alive_write
+    server._forkserver_pid = pid
+    listener.close()
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Put the context in place (CPython 3.10 to 3.13 keep them in this table)."""
+    """Start the server and put the context in CPython's table of start methods."""
     multiprocessing.context._concrete_contexts["spawn"] = _RankContext()  # type: ignore[attr-defined]
+    start_fork_server()
