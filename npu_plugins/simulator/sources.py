@@ -28,7 +28,7 @@ def libraries(csrc: Path = CSRC) -> tuple[Library, ...]:
     hccl = Library("libhccl.so", _cpp(csrc / "hccl"), needs=("ascendcl",))
     # torch_npu looks functions up in these by name: that search goes on in the libraries they need.
     named_only = tuple(
-        Library(f"{path.stem}.so", (path,), needs=("ascendcl",)) for path in _cpp(csrc / "stubs")
+        Library(f"{path.stem}.so", (path,), needs=("ascendcl", "hccl")) for path in _cpp(csrc / "stubs")
     )
     compute = Library(COMPUTE_LIBRARY, _cpp(csrc / "compute"), uses_torch=True, needs=("ascendcl", "hccl"))
     return tuple(library for library in (cann, hccl, *named_only, compute) if library.sources)
