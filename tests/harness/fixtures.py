@@ -15,7 +15,6 @@ from tests.harness.outcome import RankFailure
 from tests.harness.pool import DEFAULT_TIMEOUT, RankPool, World
 from tests.harness.spec import WorldSpec
 
-
 # What ranks need soon or late, imported once: an optimizer's first step imports torch._dynamo, for seconds.
 IMPORTS = ("torch", "torch.distributed", "torch._dynamo", "torch.distributed.fsdp", "pytest")
 
