@@ -28,13 +28,17 @@ def test_the_pth_file_has_put_one_finder_in_place_and_a_second_call_adds_none() 
 
 
 def test_an_interpreter_start_costs_less_than_2_ms() -> None:
-    """The best of five, as python -X importtime counts it: others at work on the machine only add to it."""
-    costs = []
-    for _ in range(5):
-        done = run_python("-X", "importtime", "-c", "pass")
-        lines = [line for line in done.stderr.splitlines() if line.strip().endswith("npu_plugins.autoload")]
-        assert len(lines) == 1, "the .pth file did not run"
-        costs.append(int(lines[0].split("|")[1]) / 1000)
+    """The .pth line again, with every cache cold, in CPU time: others at work on the machine must not count."""
+    code = (
+        "import site, sys, time; from pathlib import Path\n"
+        "line = (Path(site.getsitepackages()[0]) / 'npu_plugins.pth').read_text()\n"
+        "for name in [name for name in sys.modules if name.startswith('npu_plugins')]: del sys.modules[name]\n"
+        "sys.meta_path[:] = [f for f in sys.meta_path if not hasattr(f, 'is_npu_plugins_finder')]\n"
+        "sys.path_importer_cache.clear()\n"
+        "start = time.thread_time(); exec(line); cost = time.thread_time() - start\n"
+        "assert hasattr(sys.meta_path[0], 'is_npu_plugins_finder'); print(cost * 1e3)"
+    )
+    costs = [float(run_python("-c", code).stdout) for _ in range(5)]
     assert min(costs) < 2.0, f"ms an interpreter start: {costs}"
 
 
