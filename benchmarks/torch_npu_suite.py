@@ -2,10 +2,10 @@
 
     python benchmarks/torch_npu_suite.py CHECKOUT [--files 'npu/test_st*'] [--report docs/torch_npu_suite.md]
 
-CHECKOUT is a clone of torch_npu's public repository at the tag that fits the installed wheel. Its
-folder test/ is copied to a scratch folder first, because the checkout's torch_npu/ (sources) would hide
-the wheel. Every file runs in a process and session of its own; outcomes are kept in a state file, so a
-second call goes on where the first was ended.
+CHECKOUT is a clone of torch_npu's public repository at the tag that fits the installed wheel. It is
+copied to a scratch folder, where the tests may write; they run in its folder test/, so that the sources
+beside it do not hide the wheel. Every file runs in a process and session of its own; outcomes are kept
+in a state file, so a second call goes on where the first was ended.
 Besides the project, the tests want: pip install pytest expecttest parameterized beartype ml-dtypes pillow.
 """
 
@@ -47,14 +47,13 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def copy_tests(checkout: Path) -> Path:
-    """Copy what the tests read, and nothing that could be imported in place of the wheel."""
-    source = checkout / "test"
-    if not source.is_dir():
+def copy_checkout(checkout: Path) -> Path:
+    """Copy what the tests read to a scratch folder, since they also write there; returns its folder test/."""
+    if not (checkout / "test").is_dir():
         raise SystemExit(f"{checkout} has no folder test/; give a checkout of torch_npu's repository.")
-    target = Path(tempfile.gettempdir()) / "torch_npu_suite" / "test"
-    shutil.copytree(source, target, dirs_exist_ok=True)
-    return target
+    target = Path(tempfile.gettempdir()) / "torch_npu_suite"
+    shutil.copytree(checkout, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".git", "docs"))
+    return target / "test"
 
 
 def test_files(root: Path, pattern: str) -> list[str]:
@@ -86,7 +85,7 @@ def chosen(files: list[str], state: dict, again: str | None) -> list[str]:
 def main() -> int:
     """Run, keep the outcomes, print a line a file, write the table."""
     options = arguments()
-    root = copy_tests(options.checkout)
+    root = copy_checkout(options.checkout)
     state_file = options.state or root.parent / "state.json"
     state = json.loads(state_file.read_text()) if state_file.exists() else {}
     try:

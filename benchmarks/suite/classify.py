@@ -12,7 +12,10 @@ NEEDS: tuple[tuple[str, str], ...] = (
     (r"([\w:.]+(?:\(\w+\))?) is not simulated", "{}"),
     (r"([\w:.]+)(?: \S+){1,6} is not simulated", "{}"),
     (r"Failed to find function (acl\w+|Hccl\w+|rt\w+|tsd\w+)", "{}"),
+    (r"(aclnn\w+) not found", "{}"),
     (r"(aclnn\w+) or aclnn\w+GetWorkspaceSize not in", "{}"),
+    (r"InductorError: AssertionError: Device npu not (supported)", "TorchInductor's code for the NPU (Triton)"),
+    (r"(libatb\.so): cannot open shared object file", "{} (CANN's transformer library)"),
     (r"No module named '(torchvision|onnx\w*|triton\w*|torchair|etcd|dvm)\b", "package {}"),
 )
 COMPILED = tuple((re.compile(pattern), need) for pattern, need in NEEDS)
