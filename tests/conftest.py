@@ -10,7 +10,7 @@ from tests.harness.npu import why_no_npu
 
 __all__ = ["rank_pool", "ranks"]
 
-# Examples are drawn from a fixed seed and never timed: a test fails for what the code does, not for a busy machine.
+# Examples are drawn from a fixed seed and never timed: a test fails for the code, not for a busy machine.
 settings.register_profile(
     "suite",
     derandomize=True,
@@ -35,3 +35,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     reason = why_no_npu() if item.get_closest_marker("npu") else None
     if reason:
         pytest.skip(reason)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fail a run in which nothing ran: one that skipped everything has shown as little as an empty one."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped_only = reporter is not None and set(reporter.stats) & {"passed", "skipped"} == {"skipped"}
+    if exitstatus == pytest.ExitCode.OK and skipped_only:
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED

@@ -28,11 +28,11 @@ def test_the_pth_file_has_put_one_finder_in_place_and_a_second_call_adds_none() 
 
 
 def test_an_interpreter_start_costs_less_than_2_ms() -> None:
-    """The .pth line again, with every cache cold, in CPU time: others at work on the machine must not count."""
+    """The .pth line again, caches cold, in CPU time: others at work on the machine must not count."""
     code = (
         "import site, sys, time; from pathlib import Path\n"
         "line = (Path(site.getsitepackages()[0]) / 'npu_plugins.pth').read_text()\n"
-        "for name in [name for name in sys.modules if name.startswith('npu_plugins')]: del sys.modules[name]\n"
+        "for name in [n for n in sys.modules if n.startswith('npu_plugins')]: del sys.modules[name]\n"
         "sys.meta_path[:] = [f for f in sys.meta_path if not hasattr(f, 'is_npu_plugins_finder')]\n"
         "sys.path_importer_cache.clear()\n"
         "start = time.thread_time(); exec(line); cost = time.thread_time() - start\n"
