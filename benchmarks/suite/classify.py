@@ -14,7 +14,7 @@ NEEDS: tuple[tuple[str, str], ...] = (
     (r"Failed to find function (acl\w+|Hccl\w+|rt\w+|tsd\w+)", "{}"),
     (r"(aclnn\w+) not found", "{}"),
     (r"(aclnn\w+) or aclnn\w+GetWorkspaceSize not in", "{}"),
-    (r"InductorError: AssertionError: Device npu not (supported)", "TorchInductor's code for the NPU (Triton)"),
+    (r"InductorError: AssertionError: Device npu not (supported)", "TorchInductor for the NPU"),
     (r"(libatb\.so): cannot open shared object file", "{} (CANN's transformer library)"),
     (r"No module named '(torchvision|onnx\w*|triton\w*|torchair|etcd|dvm)\b", "package {}"),
 )

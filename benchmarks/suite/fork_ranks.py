@@ -61,7 +61,14 @@ def start_fork_server() -> None:
     listener.close()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Start the server and put the context in CPython's table of start methods."""
-    multiprocessing.context._concrete_contexts["spawn"] = _RankContext()  # type: ignore[attr-defined]
-    start_fork_server()
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the server once the test file is imported, so that its ranks need not do it either.
+
+    A file that touches an NPU while it is imported keeps real spawning.
+    """
+    import torch
+
+    if not torch.npu.is_initialized():
+        # CPython's table of start methods, the same from 3.10 to 3.13.
+        multiprocessing.context._concrete_contexts["spawn"] = _RankContext()  # type: ignore[attr-defined]
+        start_fork_server()
