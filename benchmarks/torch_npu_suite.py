@@ -16,6 +16,7 @@ import fnmatch
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from importlib.metadata import version
@@ -98,6 +99,8 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     if todo:
         import_ahead()
+    # Ended from outside, the program still ends the processes of the file it is at.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     for number, file in enumerate(todo, 1):
         run = run_and_retry(file, settings, not options.no_repeat)
         state[file] = {"tests": run.tests, "seconds": run.seconds, "npus": options.npus}

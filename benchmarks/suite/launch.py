@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -115,6 +116,7 @@ def _pytest_in_child(run: PytestRun) -> int:
     import pytest
 
     os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     out = os.open(run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for target, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, out), (2, out)):
         os.dup2(source, target)
