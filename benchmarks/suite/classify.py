@@ -16,6 +16,8 @@ NEEDS: tuple[tuple[str, str], ...] = (
     (r"(aclnn\w+) or aclnn\w+GetWorkspaceSize not in", "{}"),
     (r"InductorError: AssertionError: Device npu not (supported)", "TorchInductor for the NPU"),
     (r"(libatb\.so): cannot open shared object file", "{} (CANN's transformer library)"),
+    (r"module 'numpy' has no attribute '(\w+)'", "numpy 1 (numpy.{})"),
+    (r"needs (\d+) GiB of host memory", "{} GiB of host memory"),
     (r"No module named '(torchvision|onnx\w*|triton\w*|torchair|etcd|dvm)\b", "package {}"),
 )
 COMPILED = tuple((re.compile(pattern), need) for pattern, need in NEEDS)
