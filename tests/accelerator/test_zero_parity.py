@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from tests.accelerator.conftest import KeptWorld
 from tests.accelerator.reference import MICRO_BATCH, RANKS, STEPS, Recipe, batch, make_model, reference_losses
-from tests.harness.pool import World
 
 BOUNDS = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}  # relative, of each step's loss
 COMPILE_SECONDS = 240.0  # the first offload on a machine compiles CPUAdam
 
-pytestmark = [pytest.mark.npu, pytest.mark.ranks(RANKS, preload=("deepspeed",))]
+pytestmark = pytest.mark.npu
 
 
 def ds_config(recipe: Recipe, stage: int, **zero: Any) -> dict[str, Any]:
@@ -56,9 +56,9 @@ def train(config: dict[str, Any], steps: int = STEPS) -> dict[str, Any]:
     return report
 
 
-def check(ranks: World, recipe: Recipe, config: dict[str, Any], optimizer: str) -> None:
+def check(two_ranks: KeptWorld, recipe: Recipe, config: dict[str, Any], optimizer: str) -> None:
     """Train on the ranks and compare each step's mean loss with the reference."""
-    reports = ranks.run(train, config, timeout=COMPILE_SECONDS)
+    reports = two_ranks.run(train, config, timeout=COMPILE_SECONDS)
     for rank, report in enumerate(reports):
         assert report["device"] == f"npu:{rank}"
         assert report["accelerator"].startswith("npu_plugins.")
@@ -73,29 +73,29 @@ def check(ranks: World, recipe: Recipe, config: dict[str, Any], optimizer: str) 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_stage(ranks: World, stage: int, precision: str) -> None:
+def test_stage(two_ranks: KeptWorld, stage: int, precision: str) -> None:
     recipe = Recipe(precision, warm_start=int(stage == 0 and precision != "fp32"))
-    check(ranks, recipe, ds_config(recipe, stage), "FusedAdam")
+    check(two_ranks, recipe, ds_config(recipe, stage), "FusedAdam")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_offloaded_optimizer(ranks: World, stage: int, precision: str) -> None:
+def test_offloaded_optimizer(two_ranks: KeptWorld, stage: int, precision: str) -> None:
     recipe = Recipe(precision)
     config = ds_config(recipe, stage, offload_optimizer={"device": "cpu", "pin_memory": True})
-    check(ranks, recipe, config, "DeepSpeedCPUAdam")
+    check(two_ranks, recipe, config, "DeepSpeedCPUAdam")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_offloaded_parameters(ranks: World, precision: str) -> None:
+def test_offloaded_parameters(two_ranks: KeptWorld, precision: str) -> None:
     recipe = Recipe(precision)
     offload = {"device": "cpu", "pin_memory": True}
     config = ds_config(recipe, 3, offload_optimizer=offload, offload_param=offload)
-    check(ranks, recipe, config, "DeepSpeedCPUAdam")
+    check(two_ranks, recipe, config, "DeepSpeedCPUAdam")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_clipping(ranks: World, stage: int, precision: str) -> None:
+def test_clipping(two_ranks: KeptWorld, stage: int, precision: str) -> None:
     recipe = Recipe(precision, clip=0.1, warm_start=int(stage == 0 and precision != "fp32"))
-    check(ranks, recipe, ds_config(recipe, stage), "FusedAdam")
+    check(two_ranks, recipe, ds_config(recipe, stage), "FusedAdam")

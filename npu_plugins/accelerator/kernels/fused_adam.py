@@ -13,9 +13,9 @@ STEP_WITHOUT_CORRECTION = 1.0e9
 class NpuFusedAdam:
     """The object whose `multi_tensor_adam` DeepSpeed's `FusedAdam` calls.
 
-    It calls `torch._fused_adamw_`, for which torch_npu has an aclnn kernel. `torch_npu.npu_apply_adam_w` would
-    run through the older operator compiler, and turns its hyperparameters into the parameter's dtype: beta2 =
-    0.999 is 1.0 in bf16.
+    It calls `torch._fused_adamw_`, for which torch_npu has an aclnn kernel. `torch_npu.npu_apply_adam_w`
+    would run through the older operator compiler, and turns its hyperparameters into the parameter's dtype:
+    beta2 = 0.999 is 1.0 in bf16.
     """
 
     @staticmethod
