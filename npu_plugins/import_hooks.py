@@ -74,6 +74,14 @@ def around_deepspeed_accelerator(module: ModuleType) -> Iterator[None]:
         setattr(module, "ds_accelerator", NpuAccelerator())  # noqa: B010  # mypy knows no such attribute
 
 
+def around_deepspeed_report(module: ModuleType) -> Iterator[None]:
+    """Mend the function for which `ds_report` ends in a KeyError without CANN."""
+    yield
+    from npu_plugins.accelerator import ds_report
+
+    ds_report.mend(module)
+
+
 def _load_simulator() -> None:
     from npu_plugins.availability import check_pair, installed
     from npu_plugins.errors import show_as_one_sentence
