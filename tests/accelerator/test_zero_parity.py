@@ -56,9 +56,32 @@ def train(config: dict[str, Any], steps: int = STEPS) -> dict[str, Any]:
     return report
 
 
+def train_without_a_compiler(config: dict[str, Any]) -> dict[str, Any]:
+    """On a rank: train where no C++ compiler runs, and say which Adam kernel was used."""
+    import os
+
+    from deepspeed.ops.op_builder.builder import OpBuilder
+
+    loaded, compiler = dict(OpBuilder._loaded_ops), os.environ.get("CXX")
+    OpBuilder._loaded_ops.clear()
+    os.environ["CXX"] = "no-such-compiler"
+    try:
+        return {**train(config), "kernel": type(OpBuilder._loaded_ops["cpu_adam"]).__name__}
+    finally:
+        OpBuilder._loaded_ops.clear()
+        OpBuilder._loaded_ops.update(loaded)
+        os.environ.pop("CXX")
+        if compiler is not None:
+            os.environ["CXX"] = compiler
+
+
 def check(two_ranks: KeptWorld, recipe: Recipe, config: dict[str, Any], optimizer: str) -> None:
     """Train on the ranks and compare each step's mean loss with the reference."""
-    reports = two_ranks.run(train, config, timeout=COMPILE_SECONDS)
+    compare(two_ranks.run(train, config, timeout=COMPILE_SECONDS), recipe, optimizer)
+
+
+def compare(reports: list[dict[str, Any]], recipe: Recipe, optimizer: str) -> None:
+    """Assert that the ranks trained on NPUs over HCCL, to the losses of the reference."""
     for rank, report in enumerate(reports):
         assert report["device"] == f"npu:{rank}"
         assert report["accelerator"].startswith("npu_plugins.")
@@ -84,6 +107,14 @@ def test_offloaded_optimizer(two_ranks: KeptWorld, stage: int, precision: str) -
     recipe = Recipe(precision)
     config = ds_config(recipe, stage, offload_optimizer={"device": "cpu", "pin_memory": True})
     check(two_ranks, recipe, config, "DeepSpeedCPUAdam")
+
+
+def test_offload_without_a_compiler(two_ranks: KeptWorld) -> None:
+    recipe = Recipe("fp32")
+    config = ds_config(recipe, 2, offload_optimizer={"device": "cpu"})
+    reports = two_ranks.run(train_without_a_compiler, config, timeout=COMPILE_SECONDS)
+    assert [report["kernel"] for report in reports] == ["HostAdam"] * RANKS
+    compare(reports, recipe, "DeepSpeedCPUAdam")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
