@@ -11,6 +11,7 @@
 #include <unordered_set>
 
 #include "compute/host_kernel.h"
+#include "compute/integer_division.h"
 #include "compute/output_allocator.h"
 #include "runtime/export.h"
 
@@ -104,6 +105,7 @@ NPU_SIM_API int npu_sim_register() {
         c10::WarningUtils::WarningHandlerGuard guard(&quiet);
         npu_sim::install_output_allocator();
         npu_sim::register_aten();
+        npu_sim::register_integer_division();
         npu_sim::register_op_runner();
         return 0;
     } catch (const std::exception& failure) {

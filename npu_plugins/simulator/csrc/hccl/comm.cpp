@@ -150,24 +150,23 @@ void Comm::leave_as(Presence presence) {
     RankState& own = control_->rank(rank());
     uint32_t present = static_cast<uint32_t>(Presence::kPresent);
     own.presence.compare_exchange_strong(present, static_cast<uint32_t>(presence));
-    futex_wake_all(own.phase);
+    futex_wake_all(control_->gate().opened);
     for (uint32_t other = 0; other < ranks(); ++other) ring_bell(other);
 }
 
 void Comm::barrier(const Label& label) {
     const uint32_t target = ++phase_;
-    RankState& own = control_->rank(rank());
-    publish(own.phase, own.phase_waiters, target);
+    control_->rank(rank()).phase.store(target);
+    Gate& gate = control_->gate();
+    if (gate.arrivals.fetch_add(1) + 1 == target * ranks()) return publish(gate.opened, gate.opened_waiters, target);
     const std::function<bool(uint32_t)> is_missing = [&](uint32_t other) {
         return is_behind(control_->rank(other).phase.load(), target);
     };
+    // All are there but the gate is shut if the last rank died between its two steps: go on as well.
+    const auto is_complete = [&] { return list_ranks(ranks(), is_missing).empty(); };
     Patience patience(*this, label, is_missing);
-    for (uint32_t other = 0; other < ranks(); ++other) {
-        if (other == rank()) continue;
-        RankState& state = control_->rank(other);
-        wait_for(state.phase, state.phase_waiters, [&](uint32_t phase) { return !is_behind(phase, target); },
-                 [&] { return patience.check(), false; }, spin_);
-    }
+    wait_for(gate.opened, gate.opened_waiters, [&](uint32_t opened) { return !is_behind(opened, target); },
+             [&] { return is_complete() || (patience.check(), false); }, spin_);
 }
 
 void Comm::wait_for_bell(const Label& label, const std::function<bool()>& progress,

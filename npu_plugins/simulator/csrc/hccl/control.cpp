@@ -13,13 +13,14 @@ namespace {
 // Where each part begins, in bytes; all parts are whole cache lines.
 struct Layout {
     explicit Layout(uint64_t n) {
-        descriptors = n * sizeof(RankState);
+        states = sizeof(Gate);
+        descriptors = states + n * sizeof(RankState);
         pieces = descriptors + n * kParities * sizeof(Descriptor);
         mailboxes = (pieces + n * kParities * n * sizeof(Piece) + 63) / 64 * 64;
         payloads = (mailboxes + n * n * sizeof(Mailbox) + 4095) / 4096 * 4096;
         end = payloads + n * kParities * kInlineBytes;
     }
-    size_t descriptors, pieces, mailboxes, payloads, end;
+    size_t states, descriptors, pieces, mailboxes, payloads, end;
 };
 
 }  // namespace
@@ -58,7 +59,11 @@ Control::~Control() {
     if (base_ != nullptr) munmap(base_, bytes_for(ranks_));
 }
 
-RankState& Control::rank(uint32_t rank) const { return reinterpret_cast<RankState*>(base_)[rank]; }
+Gate& Control::gate() const { return *reinterpret_cast<Gate*>(base_); }
+
+RankState& Control::rank(uint32_t rank) const {
+    return reinterpret_cast<RankState*>(base_ + Layout(ranks_).states)[rank];
+}
 
 Descriptor& Control::descriptor(uint32_t rank, uint32_t parity) const {
     return reinterpret_cast<Descriptor*>(base_ + Layout(ranks_).descriptors)[rank * kParities + parity];

@@ -17,10 +17,16 @@ constexpr uint32_t kParities = 2;
 
 enum class Presence : uint32_t { kAbsent = 0, kPresent = 1, kFailed = 2, kLeft = 3 };
 
+// Where all ranks meet: the last to arrive opens the gate, so that the others sleep and wake once each.
+struct alignas(64) Gate {
+    std::atomic<uint32_t> arrivals;  // over all barriers so far
+    alignas(64) std::atomic<uint32_t> opened;  // barriers that all ranks have reached
+    std::atomic<uint32_t> opened_waiters;
+};
+
 // One rank's own lines; others only read them, save the wake-up counts.
 struct alignas(64) RankState {
-    std::atomic<uint32_t> phase;          // barriers this rank has reached
-    std::atomic<uint32_t> phase_waiters;  // threads asleep on `phase`
+    std::atomic<uint32_t> phase;  // barriers this rank has reached
     alignas(64) std::atomic<uint32_t> doorbell;  // rung by whoever posts or acknowledges a message
     std::atomic<uint32_t> doorbell_waiters;
     alignas(64) std::atomic<uint32_t> presence;  // Presence
@@ -95,6 +101,7 @@ class Control {
     Control(const Control&) = delete;
     Control& operator=(const Control&) = delete;
 
+    Gate& gate() const;
     RankState& rank(uint32_t rank) const;
     Descriptor& descriptor(uint32_t rank, uint32_t parity) const;
     Piece* pieces(uint32_t rank, uint32_t parity) const;  // one for each peer
