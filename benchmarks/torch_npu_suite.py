@@ -24,7 +24,7 @@ from pathlib import Path
 
 from suite.classify import need_of
 from suite.launch import import_ahead
-from suite.process import FileRun, RunSettings, run_file
+from suite.process import FileRun, RunSettings, environment_of_npus, run_file
 from suite.report import markdown, tally
 
 
@@ -95,8 +95,7 @@ def main() -> int:
         print(refused, file=sys.stderr)
         return 2
     todo = [] if options.report_only else chosen(test_files(root, options.files), state, options.again)
-    os.environ["NPU_SIM"] = str(options.npus)  # before torch_npu is imported
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.update(environment_of_npus(options.npus))
     if todo:
         import_ahead()
     # Ended from outside, the program still ends the processes of the file it is at.

@@ -16,6 +16,8 @@ from suite.launch import Process, PytestRun, needs_fresh_interpreter, own_sessio
 from suite.recorder import DONE, JOURNAL, LOG, OUTPUT, log_since, shorten
 
 POLL_SECONDS = 0.3
+# Memory of a simulated NPU: tests that run out of it on purpose fill what they get, at the cost of the host.
+HBM = "4GiB"
 # Tests that are not started on a machine with less host memory (GiB): they would take it from everybody else.
 MEMORY_NEEDED = {"npu/test_ipc_event.py::Test_ipc_event::test_d2d_copy3": 40}
 
@@ -48,6 +50,11 @@ class FileRun:
     seconds: float = 0.0
 
 
+def environment_of_npus(npus: int) -> dict[str, str]:
+    """The variables that torch_npu must find when it is imported."""
+    return {"NPU_SIM": str(npus), "NPU_SIM_HBM": HBM, "OMP_NUM_THREADS": "1"}
+
+
 def _environment(settings: RunSettings, file: Path, scratch: Path) -> dict[str, str]:
     """The variables that torch_npu's own test/run_test.py sets, and the simulated NPUs."""
     for name in ("barrier", "test_dir"):
@@ -57,9 +64,8 @@ def _environment(settings: RunSettings, file: Path, scratch: Path) -> dict[str, 
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "NPU_SIM": str(settings.npus),
+        **environment_of_npus(settings.npus),
         "NPU_SIM_NODE": f"suite{os.getpid()}",  # its memory accounting is no business of other jobs here
-        "OMP_NUM_THREADS": "1",
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
         "TEMP_DIR": str(scratch),
         "BACKEND": "hccl",

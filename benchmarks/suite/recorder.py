@@ -104,7 +104,7 @@ def _no_test(self: unittest.TestCase) -> None:
 
 
 def pytest_pycollect_makeitem(obj: object) -> None:
-    """Give test classes the method that pytest, unlike unittest, looks up in an instance it makes to collect."""
+    """Give test classes the method that pytest, unlike unittest, looks up in an instance to collect."""
     is_case = isinstance(obj, type) and issubclass(obj, unittest.TestCase) and not hasattr(obj, "runTest")
     if is_case and any(name.startswith("test") for name in dir(obj)):
         obj.runTest = _no_test  # type: ignore[attr-defined]
