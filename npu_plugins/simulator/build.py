@@ -140,7 +140,7 @@ def _digest(*parts: str) -> str:
 
 def _cache_error(root: Path, error: OSError) -> SimulatorError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        mend = "free some space there (about 200 MiB are needed)"
+        mend = "free some space there (50 MiB are enough)"
     else:
         mend = "make it writable"
     return SimulatorError(

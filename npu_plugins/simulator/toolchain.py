@@ -123,8 +123,8 @@ def _package(name: str) -> Path:
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise SimulatorError(
-            f"NPU_SIM={os.environ.get('NPU_SIM', '')} is set but {name} is not installed for this Python"
-            f" ({platform.python_version()} on {platform.system()} {platform.machine()}): install the torch"
-            " and torch_npu pair of requirements/tested.txt, or unset NPU_SIM to run without an NPU."
+            f"Simulated NPUs need {name}, which is not installed for this Python ({platform.python_version()}"
+            f" on {platform.system()} {platform.machine()}): install the torch and torch_npu pair of"
+            " requirements/tested.txt, or unset NPU_SIM to run without an NPU."
         )
     return Path(spec.submodule_search_locations[0])

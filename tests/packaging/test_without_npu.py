@@ -143,5 +143,5 @@ def test_torch_npu_is_not_installed(tmp_path: Path) -> None:
     done = run_python("-c", code, NPU_SIM="2")
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
-    assert "NPU_SIM=2 is set but torch_npu is not installed for this Python" in line
+    assert "Simulated NPUs need torch_npu, which is not installed for this Python" in line
     assert line.endswith("or unset NPU_SIM to run without an NPU.")
