@@ -12,6 +12,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_integration.data import TrainingData
+from hf_integration.deepspeed_stage0 import CountFromFirstStep, scale_gradients
 
 
 class CausalLMTrainer(Trainer):
@@ -27,7 +28,7 @@ class CausalLMTrainer(Trainer):
             train_dataset=data.train,
             eval_dataset=data.evaluation,
             data_collator=stack_blocks,
-            callbacks=[LogLastStep()],
+            callbacks=[LogLastStep(), CountFromFirstStep()],
             **kwargs,
         )
         self._data = data
@@ -37,6 +38,13 @@ class CausalLMTrainer(Trainer):
         if self.is_world_process_zero():
             log_file.parent.mkdir(parents=True, exist_ok=True)
             log_file.write_text("", encoding="utf-8")
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Return the Trainer's own loss, with its gradient scaled where DeepSpeed forgets to."""
+        result = super().compute_loss(model, inputs, *args, **kwargs)
+        if isinstance(result, torch.Tensor):  # evaluation asks for the outputs too and has no gradient
+            scale_gradients(result, model)
+        return result
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Extend ``logs``, hand them to the Trainer's own log and append them to the log file."""
