@@ -46,15 +46,39 @@ HcclResult configure(const HcclCommConfig* config, CommPlan* plan) {
     return HCCL_SUCCESS;
 }
 
-HcclResult make_comm(const CommPlan& plan, HcclComm* out) {
+// Runs the body of a C function: no C++ exception may leave it.
+template <typename Body>
+HcclResult guarded(const char* function, Body body) {
     try {
-        *out = publish_comm(Comm::make(plan));
-        return HCCL_SUCCESS;
+        return body();
     } catch (const RendezvousError& error) {
         return refuse(error.result, error.what());
     } catch (const std::exception& error) {
-        return refuse(HCCL_E_INTERNAL, std::string("cannot make a communicator: ") + error.what());
+        return refuse(HCCL_E_INTERNAL, std::string(function) + ": " + error.what());
     }
+}
+
+HcclResult make_comm(const char* function, const CommPlan& plan, HcclComm* out) {
+    return guarded(function, [&] {
+        *out = publish_comm(Comm::make(plan));
+        return HCCL_SUCCESS;
+    });
+}
+
+// Opens a meeting point under a new secret name and puts it into `*out`.
+HcclResult make_root(const char* function, HcclRootInfo* out) {
+    CommPlan plan;
+    if (const HcclResult result = configure(nullptr, &plan); result != HCCL_SUCCESS) return result;
+    RootInfo body{};
+    std::memcpy(body.magic, kMagic, sizeof(kMagic));
+    const std::string meeting = kPrefix + random_hex(kSecretBytes);
+    set_text(body.meeting, meeting);
+    if (!start_root(meeting, plan.timeouts.connect + kRootPatience))
+        return refuse(HCCL_E_SYSCALL, std::string(function) + ": cannot open a socket for the ranks to meet: " +
+                                          strerror(errno));
+    std::memset(out->internal, 0, sizeof(out->internal));
+    std::memcpy(out->internal, &body, sizeof(body));
+    return HCCL_SUCCESS;
 }
 
 HcclResult init_by_root(const char* function, uint32_t ranks, const HcclRootInfo* root, uint32_t rank,
@@ -74,7 +98,26 @@ HcclResult init_by_root(const char* function, uint32_t ranks, const HcclRootInfo
     if (plan.device < 0)
         return refuse(HCCL_E_RUNTIME, std::string(function) + ": no device is set; call aclrtSetDevice first.");
     if (const HcclResult result = configure(config, &plan); result != HCCL_SUCCESS) return result;
-    return make_comm(plan, out);
+    return make_comm(function, plan, out);
+}
+
+// All ranks of one process: each joins on a thread of its own, since joining waits for all others.
+HcclResult init_all(uint32_t ranks, const int32_t* devices, HcclComm* comms) {
+    HcclRootInfo root;
+    if (const HcclResult result = make_root("HcclCommInitAll", &root); result != HCCL_SUCCESS) return result;
+    std::vector<HcclResult> results(ranks, HCCL_SUCCESS);
+    std::vector<std::jthread> joining;
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+        joining.emplace_back([&, rank] {
+            CommPlan plan{meeting_of(root), "", ranks, rank, devices[rank], {}};
+            results[rank] = configure(nullptr, &plan);
+            if (results[rank] == HCCL_SUCCESS) results[rank] = make_comm("HcclCommInitAll", plan, &comms[rank]);
+        });
+    }
+    joining.clear();  // waits for them
+    for (const HcclResult result : results)
+        if (result != HCCL_SUCCESS) return result;
+    return HCCL_SUCCESS;
 }
 
 // FNV-1a; two seeds give two independent halves of a name.
@@ -100,18 +143,7 @@ std::string sub_meeting(Comm& parent, uint64_t id, const uint32_t* ranks, uint32
 
 extern "C" NPU_SIM_EXPORT HcclResult HcclGetRootInfo(HcclRootInfo* rootInfo) {
     if (rootInfo == nullptr) return refuse(HCCL_E_PTR, "HcclGetRootInfo: rootInfo is null.");
-    CommPlan plan;
-    if (const HcclResult result = configure(nullptr, &plan); result != HCCL_SUCCESS) return result;
-    RootInfo body{};
-    std::memcpy(body.magic, kMagic, sizeof(kMagic));
-    const std::string meeting = kPrefix + random_hex(kSecretBytes);
-    set_text(body.meeting, meeting);
-    if (!start_root(meeting, plan.timeouts.connect + kRootPatience))
-        return refuse(HCCL_E_SYSCALL, std::string("HcclGetRootInfo: cannot open a socket for the ranks to meet: ") +
-                                          strerror(errno));
-    std::memset(rootInfo->internal, 0, sizeof(rootInfo->internal));
-    std::memcpy(rootInfo->internal, &body, sizeof(body));
-    return HCCL_SUCCESS;
+    return guarded("HcclGetRootInfo", [&] { return make_root("HcclGetRootInfo", rootInfo); });
 }
 
 extern "C" NPU_SIM_EXPORT HcclResult HcclGetRootInfoScalable(HcclRootInfo* rootInfo) {
@@ -144,21 +176,7 @@ extern "C" NPU_SIM_EXPORT HcclResult HcclCommInitRootInfoScalable(uint32_t nRank
 extern "C" NPU_SIM_EXPORT HcclResult HcclCommInitAll(uint32_t ndev, int32_t* devices, HcclComm* comms) {
     if (ndev == 0 || devices == nullptr || comms == nullptr)
         return refuse(HCCL_E_PTR, "HcclCommInitAll: no devices or no place for their communicators.");
-    HcclRootInfo root;
-    if (const HcclResult result = HcclGetRootInfo(&root); result != HCCL_SUCCESS) return result;
-    std::vector<HcclResult> results(ndev, HCCL_SUCCESS);
-    std::vector<std::thread> joining;  // each waits for all others
-    for (uint32_t rank = 0; rank < ndev; ++rank) {
-        joining.emplace_back([&, rank] {
-            CommPlan plan{meeting_of(root), "", ndev, rank, devices[rank], {}};
-            results[rank] = configure(nullptr, &plan);
-            if (results[rank] == HCCL_SUCCESS) results[rank] = make_comm(plan, &comms[rank]);
-        });
-    }
-    for (std::thread& thread : joining) thread.join();
-    for (const HcclResult result : results)
-        if (result != HCCL_SUCCESS) return result;
-    return HCCL_SUCCESS;
+    return guarded("HcclCommInitAll", [&] { return init_all(ndev, devices, comms); });
 }
 
 extern "C" NPU_SIM_EXPORT HcclResult HcclCreateSubCommConfig(HcclComm* comm, uint32_t rankNum, uint32_t* rankIds,
@@ -183,9 +201,11 @@ extern "C" NPU_SIM_EXPORT HcclResult HcclCreateSubCommConfig(HcclComm* comm, uin
     plan.rank = subCommRankId;
     plan.device = parent->device();
     if (const HcclResult result = configure(config, &plan); result != HCCL_SUCCESS) return result;
-    if (subCommRankId == 0 && !start_root(plan.meeting, plan.timeouts.connect + kRootPatience))
-        return refuse(HCCL_E_SYSCALL, std::string(function) + ": the meeting point of this sub-communicator exists.");
-    return make_comm(plan, subComm);
+    return guarded(function, [&] {
+        if (subCommRankId == 0 && !start_root(plan.meeting, plan.timeouts.connect + kRootPatience))
+            return refuse(HCCL_E_SYSCALL, std::string(function) + ": this sub-communicator's meeting point exists.");
+        return make_comm(function, plan, subComm);
+    });
 }
 
 extern "C" NPU_SIM_EXPORT HcclResult HcclCommDestroy(HcclComm comm) {
