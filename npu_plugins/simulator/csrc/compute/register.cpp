@@ -26,6 +26,7 @@ using c10::DispatchKey;
 // torch_npu's own: they make or move storages and only need the runtime.
 const std::unordered_set<std::string>& kept() {
     static const std::unordered_set<std::string> names = {
+        "aten::_efficientzerotensor",
         "aten::empty",        "aten::empty_strided", "aten::empty_like",     "aten::new_empty",
         "aten::new_empty_strided", "aten::resize_",  "aten::resize_as_",     "aten::set_",
         "aten::_local_scalar_dense", "aten::record_stream", "aten::is_pinned", "aten::_pin_memory",
@@ -65,6 +66,9 @@ void put(DispatchKey key, const c10::OperatorName& name, Args&&... args) {
 void register_backend(const c10::OperatorHandle& op) {
     const auto& schema = op.schema();
     const bool by_torch_npu = op.hasKernelForDispatchKey(DispatchKey::PrivateUse1);
+    // A composite operator differentiates through its parts; a backend kernel would cut that. Neither torch_npu nor
+    // the card has one here, only the CPU does (torch_npu puts one there for true_divide).
+    if (!by_torch_npu && has_composite(op, DispatchKey::CompositeImplicitAutograd)) return;
     if (op.hasKernelForDispatchKey(DispatchKey::CPU)) {
         put<HostKernel>(DispatchKey::PrivateUse1, op.operator_name(), op);
         return;
