@@ -2,5 +2,5 @@
 // so it must exist under this name; the functions torch_npu calls are in libascendcl.so (csrc/runtime).
 namespace npu_sim {
 extern const char kLibraryName[];
-__attribute__((visibility("default"))) const char kLibraryName[] = "libge_runner";
+const char kLibraryName[] = "libge_runner";
 }  // namespace npu_sim

@@ -2,5 +2,5 @@
 // HcclGroupStart and HcclGroupEnd, and finds them in libhccl.so (csrc/hccl), which it is linked with.
 namespace npu_sim {
 extern const char kLibraryName[];
-__attribute__((visibility("default"))) const char kLibraryName[] = "libhcomm";
+const char kLibraryName[] = "libhcomm";
 }  // namespace npu_sim
