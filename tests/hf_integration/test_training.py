@@ -1,46 +1,26 @@
-"""Whole runs of the training program on the CPU and through the deepspeed launcher."""
+"""Whole runs of the training program on the CPU."""
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_integration.train import main
-from tests.harness.npu import rank_environment
+from tests.hf_integration.runs import SMALL, entries, logged
 
-SMALL = [
-    "--config_name",
-    "tiny-llama",
-    "--block_size",
-    "32",
-    "--stdlib_bytes",
-    "20000",
-    "--max_eval_blocks",
-    "8",
-]
 FAST = ["--learning_rate", "3e-3", "--sample_tokens", "8", "--logging_steps", "5", "--report_to", "none"]
-
-
-def entries(folder: Path) -> list[dict[str, Any]]:
-    """Return the log entries of the run in ``folder``."""
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def saved_model_loss(folder: Path, dtype: torch.dtype) -> float:
     """Return the loss of the model saved in ``folder`` on a fixed text, loaded as any user would."""
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=dtype).eval()
-    ids = tokenizer("import os\nimport sys\n\n\ndef main():\n    return None\n", return_tensors="pt")[
-        "input_ids"
-    ]
+    text = "import os\nimport sys\n\n\ndef main():\n    return None\n"
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
     with torch.no_grad():
         return model(input_ids=ids, labels=ids).loss.item()
 
@@ -74,17 +54,14 @@ def test_saved_model_evaluates_to_the_loss_of_the_run(cpu_run: Path, tmp_path: P
     argv = ["--model_name_or_path", str(cpu_run / "model"), "--block_size", "32", "--stdlib_bytes", "20000"]
     argv += ["--max_eval_blocks", "8", "--do_train", "false", "--use_cpu", "--sample_tokens", "0"]
     assert main([*argv, "--output_dir", str(tmp_path)]) == 0
-    (evaluated,) = (entry for entry in entries(tmp_path) if "eval_loss" in entry)
-    (before,) = (entry for entry in entries(cpu_run) if "eval_loss" in entry)
-    assert evaluated["eval_loss"] == pytest.approx(before["eval_loss"], rel=1e-6)
+    assert logged(tmp_path, "eval_loss") == pytest.approx(logged(cpu_run, "eval_loss"), rel=1e-6)
     assert not (tmp_path / "model").exists()
 
 
 def test_same_seed_same_losses(cpu_run: Path, tmp_path: Path) -> None:
     argv = [*SMALL, *FAST, "--use_cpu", "--max_steps", "22", "--output_dir", str(tmp_path)]
     assert main(argv) == 0
-    first, again = ([e["loss"] for e in entries(folder) if "loss" in e] for folder in (cpu_run, tmp_path))
-    assert first == again
+    assert logged(tmp_path, "loss") == logged(cpu_run, "loss")
 
 
 def test_report_names_device_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,20 +72,3 @@ def test_report_names_device_and_files(tmp_path: Path, capsys: pytest.CaptureFix
     assert f"model         {tmp_path / 'model'}" in report
     assert f"plot          {tmp_path / 'loss.png'}" in report
     assert "  | def " in report
-
-
-def launch(folder: Path, *argv: str, timeout: int = 280) -> str:
-    """Run the program on two NPUs through the deepspeed launcher and return what it printed."""
-    launcher = Path(sys.executable).with_name("deepspeed")
-    command = [str(launcher), "--num_gpus", "2", "--master_port", "0", "hf_integration/train.py"]
-    environment = {**rank_environment(), "PATH": f"{launcher.parent}:{rank_environment()['PATH']}"}
-    done = subprocess.run(
-        [*command, *argv, *SMALL, *FAST, "--output_dir", str(folder)],
-        cwd=Path(__file__).parents[2],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
-    return done.stdout + done.stderr

@@ -1,0 +1,73 @@
+"""Runs of the training program for tests: reading their logs, and several of them under one deepspeed launch.
+
+As a program, ``runs.py FILE`` does on every rank, one after the other, the runs whose arguments FILE lists as
+JSON. One start of the launcher and one import of torch then serve all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    "--config_name",
+    "tiny-llama",
+    "--block_size",
+    "32",
+    "--stdlib_bytes",
+    "20000",
+    "--max_eval_blocks",
+    "8",
+]
+
+
+def entries(folder: Path) -> list[dict[str, Any]]:
+    """Return the log entries of the run in ``folder``."""
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def logged(folder: Path, key: str) -> list[float]:
+    """Return the values of ``key`` in the log of the run in ``folder``, in order."""
+    return [entry[key] for entry in entries(folder) if key in entry]
+
+
+def launch(program: str, arguments: Sequence[str], environment: dict[str, str], timeout: int) -> str:
+    """Start ``program`` on two NPUs with the deepspeed launcher and return what it printed.
+
+    Raises:
+        AssertionError: it failed; the message is the end of what it printed.
+    """
+    launcher = Path(sys.executable).with_name("deepspeed")
+    done = subprocess.run(
+        [str(launcher), "--num_gpus", "2", "--master_port", "29671", program, *arguments],
+        cwd=ROOT,
+        env={**environment, "PATH": f"{launcher.parent}:{environment['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
+    return done.stdout
+
+
+def main() -> None:
+    """Do all runs of the file named last on the command line."""
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+    from hf_integration.job import leave_process_group, run
+
+    for arguments in json.loads(Path(sys.argv[-1]).read_text(encoding="utf-8")):
+        run(arguments)
+        # transformers keeps the last configuration; a run without ZeRO-3 must not see one with it.
+        unset_hf_deepspeed_config()
+    leave_process_group()
+
+
+if __name__ == "__main__":
+    main()
