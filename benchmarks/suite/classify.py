@@ -18,6 +18,9 @@ NEEDS: tuple[tuple[str, str], ...] = (
     (r"(libatb\.so): cannot open shared object file", "{} (CANN's transformer library)"),
     (r"module 'numpy' has no attribute '(\w+)'", "numpy 1 (numpy.{})"),
     (r"needs (\d+) GiB of host memory", "{} GiB of host memory"),
+    (r"No module named '(torch\.[\w.]+)'", "another PyTorch release ({})"),
+    (r"cannot import name '(\w+)' from '(torch[\w.]*)'", "another PyTorch release ({1}.{0})"),
+    (r"(foreach_all_gather)\(\) takes \d+ positional arguments but", "another PyTorch release ({})"),
     (r"No module named '(torchvision|onnx\w*|triton\w*|torchair|etcd|dvm)\b", "package {}"),
 )
 COMPILED = tuple((re.compile(pattern), need) for pattern, need in NEEDS)

@@ -15,6 +15,8 @@ from typing import Protocol
 
 import psutil
 
+from suite.network import enter_own_loopback
+
 # A module that sets a variable while it is imported may want it read by the import of torch_npu that follows.
 _SETS_ENVIRONMENT = re.compile(
     r"^(os\.environ|os\.putenv|sys\.argv|mp\.set_start|multiprocessing\.set_start)", re.M
@@ -97,6 +99,7 @@ def _fresh(run: PytestRun) -> subprocess.Popen:
             stdout=out,
             stderr=out,
             start_new_session=True,
+            preexec_fn=enter_own_loopback,  # this program has one thread
         )
 
 
@@ -116,6 +119,7 @@ def _pytest_in_child(run: PytestRun) -> int:
     import pytest
 
     os.setsid()
+    enter_own_loopback()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     out = os.open(run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for target, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, out), (2, out)):
