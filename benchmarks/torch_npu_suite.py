@@ -112,7 +112,7 @@ def main() -> int:
     )
     if options.report:
         options.report.write_text(table, encoding="utf-8")
-    print(table.split("\n| file")[0])
+    print(table.split("\n\n")[2])
     return 0
 
 

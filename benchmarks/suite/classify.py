@@ -38,4 +38,5 @@ def cause_of(text: str) -> str:
     """The line of an error text that says most: the last one that names an exception, else the first."""
     lines = [line.strip() for line in text.split(OUTPUT)[0].splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(E\s+)?[\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
-    return (errors[-1] if errors else lines[0] if lines else "no text").removeprefix("E ").strip()[:200]
+    line = errors[-1] if errors else lines[0] if lines else "no text"
+    return line.removeprefix("E ").split("\\n")[0].strip()[:140]

@@ -53,6 +53,24 @@ def _reasons(counted: Tally) -> str:
     return "; ".join(parts).replace("|", "\\|").replace("<", "&lt;")
 
 
+EXPLANATION = """\
+Every file of `test/npu` and `test/distributed` runs unmodified, in a process of its own. A test counts as
+
+* **passed** or **failed**: together the applicable tests;
+* **not simulated** when its own error text proves that it needs what is not here: a function that the
+  simulator refuses or lacks by name, a package or file that is not installed, another PyTorch than the tested;
+* **skipped** when it skips itself.
+"""
+
+
+def _needs_in_all(tallies: dict[str, Tally]) -> list[str]:
+    total: Counter = Counter()
+    for counted in tallies.values():
+        total.update(counted.needs)
+    rows = [f"| {need} | {count} |" for need, count in total.most_common()]
+    return ["", "## What the tests that are not simulated need", "", "| need | tests |", "|---|---:|", *rows]
+
+
 def markdown(files: dict[str, dict], heading: str) -> str:
     """The table by file with totals; `files` is the state: file -> {"tests": …, "seconds": …}."""
     tallies = {name: tally(files[name]["tests"]) for name in sorted(files)}
@@ -65,10 +83,11 @@ def markdown(files: dict[str, dict], heading: str) -> str:
         heading,
         "",
         f"{len(files)} files, {skipped + needs + applicable} tests. Applicable: {applicable}, "
-        f"passed: {passed} ({share}), failed: {applicable - passed}. "
+        f"passed: {passed} (**{share}**), failed: {applicable - passed}. "
         f"Need what is not simulated: {needs}. "
         f"Skip themselves: {skipped}.",
         "",
+        EXPLANATION,
         "| file | passed | failed | not simulated | skipped | reasons |",
         "|---|---:|---:|---:|---:|---|",
     ]
@@ -76,4 +95,4 @@ def markdown(files: dict[str, dict], heading: str) -> str:
         f"| {name} | {t.passed} | {t.failed} | {t.needs.total()} | {t.skipped.total()} | {_reasons(t)} |"
         for name, t in tallies.items()
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + _needs_in_all(tallies)) + "\n"
