@@ -16,7 +16,8 @@ MISTAKEN_DEVICE_VARIABLES = {
 }
 
 # Prefixes of what DeepSpeed's runner copies to the other nodes, on top of its own MLFLOW, PYTHON, MV2, UCX.
-# PATH is matched as a prefix too, as in DeepSpeed's own accelerators.
+# PATH is matched as a prefix too, as in DeepSpeed's own accelerators. Of Hugging Face's variables only these:
+# the runner puts values on command lines, where all could read HF_TOKEN.
 EXPORTED_PREFIXES = (
     "ASCEND",
     "HCCL_",
@@ -39,7 +40,10 @@ EXPORTED_PREFIXES = (
     "LD_LIBRARY_PATH",
     "LD_PRELOAD",
     "PATH",
-    "HF_",
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+    "HF_DATASETS_",
+    "HF_ENDPOINT",
     "TOKENIZERS_PARALLELISM",
 )
 

@@ -35,6 +35,7 @@ class HostExtension:
     """One C++ extension for the host.
 
     sources and include_dirs are absolute paths; flags go to the compiler and libraries to the linker.
+    apart: sources that do not compile together with the others, for file-local names that collide.
     """
 
     name: str
@@ -42,9 +43,12 @@ class HostExtension:
     include_dirs: tuple[Path, ...]
     flags: tuple[str, ...]
     libraries: tuple[str, ...] = ()
+    apart: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
-        missing = [str(path) for path in (*self.sources, *self.include_dirs) if not path.exists()]
+        missing = [
+            str(path) for path in (*self.sources, *self.apart, *self.include_dirs) if not path.exists()
+        ]
         if missing or not self.sources:
             raise HostBuildError(
                 f"The sources of {self.name} are not installed ({missing or 'none named'}): "
@@ -52,8 +56,15 @@ class HostExtension:
             )
 
     def unit(self) -> str:
-        """The one translation unit."""
+        """The text of the translation unit of all that compiles together."""
         return "".join(f'#include "{source}"\n' for source in self.sources)
+
+    def units_in(self, directory: Path) -> list[Path]:
+        """The files to compile; the unit is written into `directory`."""
+        unit = directory / "unit.cpp"
+        if not unit.exists() or unit.read_text() != self.unit():
+            unit.write_text(self.unit())
+        return [unit, *self.apart]
 
     def key(self, compiler: str) -> str:
         """A digest of all that makes a compiled copy usable: sources, flags, torch, compiler, processor."""
@@ -62,7 +73,7 @@ class HostExtension:
         versions = (torch.__version__, sys.version, compiler, processor())
         parts = (self.unit(), *self.flags, *self.libraries, *versions)
         digest = hashlib.sha256("\0".join(parts).encode())
-        for source in self.sources:
+        for source in (*self.sources, *self.apart):
             digest.update(source.read_bytes())
         return digest.hexdigest()[:16]
 
@@ -131,25 +142,22 @@ def build(extension: HostExtension, verbose: bool = False) -> ModuleType:
     with exclusive(directory), ninja_on_path():
         # torch's own lock file outlives a killed build and would make every later one wait for ever.
         (directory / "lock").unlink(missing_ok=True)
-        unit = directory / "unit.cpp"
-        if not unit.exists() or unit.read_text() != extension.unit():
-            unit.write_text(extension.unit())
         if not any(directory.glob(f"{extension.name}*.so")) and is_first_local_rank():
             print(
                 f"npu-plugins: compiling {extension.name} for the host, once (under a minute) ...",
                 file=sys.stderr,
                 flush=True,
             )
-        return _load(extension, unit, directory, verbose)
+        return _load(extension, directory, verbose)
 
 
-def _load(extension: HostExtension, unit: Path, directory: Path, verbose: bool) -> ModuleType:
+def _load(extension: HostExtension, directory: Path, verbose: bool) -> ModuleType:
     from torch.utils import cpp_extension
 
     try:
         return cpp_extension.load(
             name=extension.name,
-            sources=[str(unit)],
+            sources=[str(unit) for unit in extension.units_in(directory)],
             extra_include_paths=[str(path) for path in extension.include_dirs],
             extra_cflags=list(extension.flags),
             extra_ldflags=list(extension.libraries),

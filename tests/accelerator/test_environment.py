@@ -80,7 +80,7 @@ def test_variables_of_a_job_reach_every_node(variable: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "variable", ["HOME", "HOSTNAME", "USER", "RANK", "LOCAL_RANK", "MASTER_ADDR", "SSH_AUTH_SOCK"]
+    "variable", ["HOME", "HOSTNAME", "USER", "RANK", "LOCAL_RANK", "MASTER_ADDR", "SSH_AUTH_SOCK", "HF_TOKEN"]
 )
 def test_variables_of_a_node_stay_there(variable: str) -> None:
     assert not variable.startswith(EXPORTED_PREFIXES)

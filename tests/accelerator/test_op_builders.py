@@ -22,7 +22,7 @@ from npu_plugins.errors import NpuPluginsError
 from tests.harness.fixtures import on_ranks
 
 PRELOAD = ("deepspeed",)
-SOURCE = """#include <torch/extension.h>
+SOURCE = """#include <pybind11/pybind11.h>
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("two", [] { return 2; }); }
 """
 

@@ -31,6 +31,7 @@ class AsyncIOBuilder(builder.HostOp):
 
     BUILD_VAR = "DS_BUILD_AIO"
     NAME = "async_io"
+    APART = ("csrc/aio/common/deepspeed_aio_types.cpp",)  # has a constant that another file has too
 
     def sources(self) -> list[str]:
         """C++ files, relative to DeepSpeed's package of ops."""

@@ -19,6 +19,7 @@ class HostOp(OpBuilder):
     """An op of DeepSpeed's C++ sources compiled for the host alone: neither CANN nor an NPU is needed."""
 
     NAME: str
+    APART: tuple[str, ...] = ()  # sources that do not compile in one unit with the others
 
     def __init__(self) -> None:
         super().__init__(name=self.NAME)
@@ -50,10 +51,11 @@ class HostOp(OpBuilder):
         """Compile, or take from the cache; raises HostBuildError."""
         extension = HostExtension(
             name=self.NAME,
-            sources=tuple(self._absolute(path) for path in self.sources()),
+            sources=tuple(self._absolute(path) for path in self.sources() if path not in self.APART),
             include_dirs=tuple(self._absolute(path) for path in self.include_paths()),
             flags=(*self.strip_empty_entries(self.cxx_args()), "-UC10_USE_GLOG"),
             libraries=tuple(self.extra_ldflags()),
+            apart=tuple(self._absolute(path) for path in self.APART),
         )
         module = build(extension, verbose)
         OpBuilder._loaded_ops[self.name] = module
