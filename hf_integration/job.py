@@ -105,7 +105,9 @@ def run(argv: Sequence[str]) -> None:
     if trainer.is_world_process_zero():
         history = trainer.state.log_history
         name = model_args.config_name or model_args.model_name_or_path
-        plot = plot_losses(history, Path(args.output_dir) / "loss.png", f"{name} on {device.device}")
+        plot = None
+        if args.do_train:
+            plot = plot_losses(history, Path(args.output_dir) / "loss.png", f"{name} on {device.device}")
         files = RunFiles(log=Path(args.output_dir) / "log.jsonl", model=model_dir, plot=plot)
         print(summary(history=history, device=device, files=files, continuation=continuation), flush=True)
 

@@ -35,9 +35,11 @@ class CausalLMTrainer(Trainer):
         self._log_file = log_file
         self._speed_key = speed_key(platform)
         self._last_log: tuple[float, int] | None = None
+        starts_afresh = self.args.do_train and not self.args.resume_from_checkpoint
         if self.is_world_process_zero():
             log_file.parent.mkdir(parents=True, exist_ok=True)
-            log_file.write_text("", encoding="utf-8")
+            # A resumed or evaluating run goes on in the log that is there.
+            log_file.open("w" if starts_afresh else "a", encoding="utf-8").close()
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Return the Trainer's own loss, with its gradient scaled where DeepSpeed forgets to."""

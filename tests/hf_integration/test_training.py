@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,7 @@ def test_saved_model_evaluates_to_the_loss_of_the_run(cpu_run: Path, tmp_path: P
     assert main([*argv, "--output_dir", str(tmp_path)]) == 0
     assert logged(tmp_path, "eval_loss") == pytest.approx(logged(cpu_run, "eval_loss"), rel=1e-6)
     assert not (tmp_path / "model").exists()
+    assert not (tmp_path / "loss.png").exists()
 
 
 def test_same_seed_same_losses(cpu_run: Path, tmp_path: Path) -> None:
@@ -72,3 +74,15 @@ def test_report_names_device_and_files(tmp_path: Path, capsys: pytest.CaptureFix
     assert f"model         {tmp_path / 'model'}" in report
     assert f"plot          {tmp_path / 'loss.png'}" in report
     assert "  | def " in report
+
+
+def test_resumed_run_ends_as_the_uninterrupted_one(cpu_run: Path, tmp_path: Path) -> None:
+    argv = [*SMALL, *FAST, "--use_cpu", "--max_steps", "22", "--output_dir", str(tmp_path)]
+    assert main([*argv, "--save_strategy", "steps", "--save_steps", "10", "--save_total_limit", "3"]) == 0
+    shutil.rmtree(tmp_path / "model")
+    checkpoint = str(tmp_path / "checkpoint-10")
+    assert main([*argv, "--resume_from_checkpoint", checkpoint]) == 0
+    steps = [entry["step"] for entry in entries(tmp_path) if "loss" in entry]
+    assert steps == [1, 5, 10, 15, 20, 22, 15, 20, 22]  # the log goes on where the first run's ended
+    assert logged(tmp_path, "loss")[-3:] == logged(cpu_run, "loss")[-3:]
+    assert saved_model_loss(tmp_path, torch.float32) == saved_model_loss(cpu_run, torch.float32)
