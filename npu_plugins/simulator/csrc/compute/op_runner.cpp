@@ -62,7 +62,8 @@ void pad(const Operands& in, const Operands& out) {
 
 const std::map<std::string, Kernel>& kernels() {
     static const auto* table =
-        new std::map<std::string, Kernel>{{"Identity", identity}, {"Fill", fill}, {"Pad", pad}, {"PadV3", pad}};
+        new std::map<std::string, Kernel>{
+            {"Identity", identity}, {"Cast", identity}, {"Fill", fill}, {"Pad", pad}, {"PadV3", pad}};
     return *table;
 }
 
