@@ -20,6 +20,7 @@ import signal
 import sys
 import tempfile
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from suite.classify import need_of
@@ -54,6 +55,9 @@ def copy_checkout(checkout: Path) -> Path:
         raise SystemExit(f"{checkout} has no folder test/; give a checkout of torch_npu's repository.")
     target = Path(tempfile.gettempdir()) / "torch_npu_suite"
     shutil.copytree(checkout, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".git", "docs"))
+    # Tests that build C++ want the headers of CANN's runtime here; the wheel ships those it was built with.
+    wheel = Path(find_spec("torch_npu").submodule_search_locations[0])
+    shutil.copytree(wheel / "include/third_party/acl/inc", target / "third_party/acl/inc", dirs_exist_ok=True)
     return target / "test"
 
 

@@ -58,7 +58,7 @@ Every file of `test/npu` and `test/distributed` runs unmodified, in a process of
 
 * **passed** or **failed**: together the applicable tests;
 * **not simulated** when its own error text proves that it needs what is not here: a function that the
-  simulator refuses or lacks by name, a package or file that is not installed, another PyTorch than the tested;
+  simulator refuses or lacks by name, a package or file that is not installed, or another PyTorch;
 * **skipped** when it skips itself.
 """
 
