@@ -100,7 +100,7 @@ class Compiler:
     def _link(self, library: Library, objects: Sequence[Path], target: Path) -> None:
         arguments = ["-shared", "-pthread", *map(str, objects), "-o", str(target / library.name)]
         arguments += [
-            f"-Wl,-soname,{library.name}",
+            f"-Wl,-soname,{library.alias or library.name}",
             "-Wl,-rpath,$ORIGIN",
             f"-L{target}",
             "-Wl,--no-as-needed",

@@ -20,6 +20,7 @@ class Library:
     sources: tuple[Path, ...]
     uses_torch: bool = False
     needs: tuple[str, ...] = ()  # simulator libraries to link with, without "lib" and ".so"
+    alias: str = ""  # the name under which dlopen finds it once it is loaded, where that is not `name`
 
 
 def libraries(csrc: Path = CSRC) -> tuple[Library, ...]:
@@ -30,7 +31,14 @@ def libraries(csrc: Path = CSRC) -> tuple[Library, ...]:
     named_only = tuple(
         Library(f"{path.stem}.so", (path,), needs=("ascendcl", "hccl")) for path in _cpp(csrc / "stubs")
     )
-    compute = Library(COMPUTE_LIBRARY, _cpp(csrc / "compute"), uses_torch=True, needs=("ascendcl", "hccl"))
+    # torch_npu's own kernels open CANN's operator library by name, and find this one: it is loaded already.
+    compute = Library(
+        COMPUTE_LIBRARY,
+        _cpp(csrc / "compute"),
+        uses_torch=True,
+        needs=("ascendcl", "hccl"),
+        alias="libopapi.so",
+    )
     return tuple(library for library in (cann, hccl, *named_only, compute) if library.sources)
 
 

@@ -1,89 +1,87 @@
 // Runs the operators that torch_npu launches by type name from inside its own C++.
-#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/from_blob.h>
 
-#include <functional>
-#include <map>
-#include <string>
-#include <vector>
+#include <utility>
 
-#include "acl/acl.h"
-#include "runtime/export.h"
-#include "runtime/op.h"
+#include "compute/opapi/acl_op.h"
+#include "compute/opapi/dtype.h"
 
 namespace npu_sim {
+
+double AclOp::number(const std::string& name, double otherwise) const {
+    const auto found = attributes.find(name);
+    if (found == attributes.end()) return otherwise;
+    if (const auto* value = std::get_if<double>(&found->second)) return *value;
+    return static_cast<double>(integer(name, 0));
+}
+
+int64_t AclOp::integer(const std::string& name, int64_t otherwise) const {
+    const auto found = attributes.find(name);
+    if (found == attributes.end()) return otherwise;
+    if (const auto* value = std::get_if<bool>(&found->second)) return *value;
+    if (const auto* value = std::get_if<aclDataType>(&found->second)) return *value;
+    return std::get<int64_t>(found->second);
+}
+
+Ints AclOp::integers(const std::string& name) const {
+    const auto found = attributes.find(name);
+    return found == attributes.end() ? Ints() : std::get<Ints>(found->second);
+}
+
+Ints AclOp::input_integers(size_t index) const {
+    const at::Tensor values = inputs.at(index).to(at::kLong).contiguous();
+    const auto* first = values.const_data_ptr<int64_t>();
+    return {first, first + values.numel()};
+}
+
+double AclOp::input_number(size_t index) const { return inputs.at(index).item().toDouble(); }
+
 namespace {
 
-at::ScalarType torch_type(aclDataType type) {
-    switch (type) {
-        case ACL_FLOAT: return at::kFloat;
-        case ACL_FLOAT16: return at::kHalf;
-        case ACL_BF16: return at::kBFloat16;
-        case ACL_DOUBLE: return at::kDouble;
-        case ACL_INT8: return at::kChar;
-        case ACL_UINT8: return at::kByte;
-        case ACL_INT16: return at::kShort;
-        case ACL_INT32: return at::kInt;
-        case ACL_INT64: return at::kLong;
-        case ACL_BOOL: return at::kBool;
-        case ACL_UINT16: return at::kUInt16;
-        case ACL_UINT32: return at::kUInt32;
-        case ACL_UINT64: return at::kUInt64;
-        case ACL_COMPLEX64: return at::kComplexFloat;
-        case ACL_COMPLEX128: return at::kComplexDouble;
-        default: TORCH_CHECK(false, "elements of ACL type ", static_cast<int>(type), " are not simulated.");
-    }
-}
-
-// A host tensor over an operand. Constants live in the caller's memory, which may be gone when the task runs.
-at::Tensor operand(const aclTensorDesc* desc, const aclDataBuffer* buffer) {
-    const bool is_constant = !desc->constant.empty();
-    void* memory = is_constant ? const_cast<char*>(desc->constant.data()) : buffer->data;
-    const at::Tensor tensor = at::from_blob(memory, desc->shape, at::TensorOptions().dtype(torch_type(desc->dtype)));
-    return is_constant || desc->on_host ? tensor.clone() : tensor;
-}
-
-using Operands = std::vector<at::Tensor>;
-using Kernel = std::function<void(const Operands& in, const Operands& out)>;
-
-void identity(const Operands& in, const Operands& out) { out[0].copy_(in[0].view(out[0].sizes())); }
-
-void fill(const Operands& in, const Operands& out) { out[0].fill_(in[1].item()); }
-
-// CANN gives (before, after) from the first dimension on, PyTorch from the last.
-void pad(const Operands& in, const Operands& out) {
-    const at::Tensor given = in[1].to(at::kLong).contiguous();
-    const auto* ends = given.const_data_ptr<int64_t>();
-    std::vector<int64_t> reversed;
-    for (int64_t i = given.numel(); i >= 2; i -= 2) reversed.insert(reversed.end(), {ends[i - 2], ends[i - 1]});
-    const at::Scalar value = in.size() > 2 ? in[2].item() : at::Scalar(0);
-    out[0].copy_(at::constant_pad_nd(in[0], reversed, value));
-}
-
-const std::map<std::string, Kernel>& kernels() {
-    static const auto* table =
-        new std::map<std::string, Kernel>{
-            {"Identity", identity}, {"Cast", identity}, {"Fill", fill}, {"Pad", pad}, {"PadV3", pad}};
+const AclKernels& kernels() {
+    static const auto* table = [] {
+        auto* filled = new AclKernels;
+        add_movement_kernels(*filled);
+        add_math_kernels(*filled);
+        add_training_kernels(*filled);
+        return filled;
+    }();
     return *table;
+}
+
+// A dense host tensor over an operand. Constants in host memory may be gone when the task runs: they are copied.
+at::Tensor operand(const aclTensorDesc* desc, const aclDataBuffer* buffer) {
+    void* memory = buffer ? buffer->data : nullptr;
+    if (!desc->constant.empty()) memory = const_cast<char*>(desc->constant.data());
+    if (!memory || desc->dtype == ACL_DT_UNDEFINED) return {};
+    const auto options = at::TensorOptions().dtype(torch_dtype(desc->dtype)).device(at::kCPU);
+    const at::Tensor tensor = at::from_blob(memory, desc->shape, options);
+    return desc->on_host || !desc->constant.empty() ? tensor.clone() : tensor;
+}
+
+AclOp gather(const OpCall& call) {
+    AclOp op;
+    for (size_t i = 0; i < call.inputs.size(); ++i) op.inputs.push_back(operand(call.input_descs[i], call.inputs[i]));
+    for (size_t i = 0; i < call.outputs.size(); ++i)
+        op.outputs.push_back(operand(call.output_descs[i], call.outputs[i]));
+    if (call.attributes) op.attributes = call.attributes->values;
+    return op;
+}
+
+// torch_npu calls from its task queue, which drops all that follows a failure without a word: the stream says it.
+aclError end_stream(const OpCall& call, aclError code) {
+    enqueue(call.stream, [code] { return code; });
+    return code;
 }
 
 aclError run_op(const OpCall& call) {
     const auto found = kernels().find(call.type);
-    if (found == kernels().end()) return refuse(("operator " + call.type + " (aclopCompileAndExecute)").c_str());
+    if (found == kernels().end())
+        return end_stream(call, refuse(("operator " + call.type + " (aclopCompileAndExecute)").c_str()));
     try {
-        Operands in, out;
-        for (size_t i = 0; i < call.inputs.size(); ++i) in.push_back(operand(call.input_descs[i], call.inputs[i]));
-        for (size_t i = 0; i < call.outputs.size(); ++i) out.push_back(operand(call.output_descs[i], call.outputs[i]));
-        return enqueue(call.stream, [kernel = found->second, type = call.type, in, out] {
-            try {
-                kernel(in, out);
-                return ACL_SUCCESS;
-            } catch (const c10::Error& refused) {
-                return fail(ACL_ERROR_INVALID_PARAM, type + ": " + refused.msg());
-            }
-        });
+        return launch(call.type.c_str(), [kernel = found->second, op = gather(call)] { kernel(op); }, call.stream);
     } catch (const c10::Error& refused) {
-        return fail(ACL_ERROR_INVALID_PARAM, call.type + ": " + refused.msg());
+        return end_stream(call, fail(ACL_ERROR_INVALID_PARAM, call.type + ": " + refused.msg()));
     }
 }
 

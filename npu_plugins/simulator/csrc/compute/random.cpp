@@ -25,7 +25,7 @@ uint64_t next_seed(const at::Generator& npu_or_none, c10::DeviceIndex device) {
     auto* generator = at::check_generator<at_npu::NPUGeneratorImpl>(npu);
     std::lock_guard<std::mutex> lock(generator->mutex_);
     const auto [seed, offset] = generator->philox_engine_inputs(kOffsetPerLaunch);
-    return mix(mix(seed) ^ offset);
+    return host_seed(seed, offset);
 }
 
 std::mutex& default_generator_mutex() {
@@ -34,6 +34,8 @@ std::mutex& default_generator_mutex() {
 }
 
 }  // namespace
+
+uint64_t host_seed(uint64_t seed, uint64_t offset) { return mix(mix(seed) ^ offset); }
 
 at::Generator generator_for_launch(const at::Generator& npu_or_none, c10::DeviceIndex device) {
     return at::detail::createCPUGenerator(next_seed(npu_or_none, device));

@@ -12,6 +12,9 @@ namespace npu_sim {
 // offset advances: the stream of numbers is repeatable, travels with get/set_rng_state, and is apart from the host's.
 at::Generator generator_for_launch(const at::Generator& npu_or_none, c10::DeviceIndex device);
 
+// The seed of a CPU generator for the numbers that belong to (seed, offset).
+uint64_t host_seed(uint64_t seed, uint64_t offset);
+
 // For kernels that draw without taking a generator (native_dropout): the host's default generator is lent out,
 // reseeded, and put back as it was.
 class LentDefaultGenerator {
