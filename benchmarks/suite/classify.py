@@ -20,6 +20,7 @@ NEEDS: tuple[tuple[str, str], ...] = (
     (r"needs (\d+) GiB of host memory", "{} GiB of host memory"),
     (r"No module named '(torch\.[\w.]+)'", "another PyTorch release ({})"),
     (r"cannot import name '(\w+)' from '(torch[\w.]*)'", "another PyTorch release ({1}.{0})"),
+    (r"(DeviceMesh).__init__\(\) got an unexpected keyword argument", "another PyTorch release ({})"),
     (r"(foreach_all_gather)\(\) takes \d+ positional arguments but", "another PyTorch release ({})"),
     (r"No module named '(torchvision|onnx\w*|triton\w*|torchair|etcd|dvm)\b", "package {}"),
 )
