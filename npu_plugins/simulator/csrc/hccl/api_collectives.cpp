@@ -3,7 +3,6 @@
 
 #include "hccl/buffers.h"
 #include "hccl/collectives.h"
-#include "hccl/group.h"
 
 using namespace npu_sim::hccl;
 
@@ -53,14 +52,10 @@ class Call {
         if (!comm_) return HCCL_E_PTR;
         if (!checks_->passed()) return checks_->report();
         Label label{asked.kind, 0, detail()};
-        auto issue = [comm = comm_, stream, label = std::move(label), asked = std::move(asked)] {
-            return comm->issue(stream, label, [comm = comm.get(), asked](const Label& of) {
-                run_collective(*comm, asked, of);
-            });
-        };
-        if (!is_grouping()) return issue();
-        defer_collective(std::move(issue));
-        return HCCL_SUCCESS;
+        return comm_->issue(stream, std::move(label),
+                            [comm = comm_.get(), asked = std::move(asked)](const Label& of) {
+                                run_collective(*comm, asked, of);
+                            });
     }
 
     Collective asked;

@@ -1,7 +1,12 @@
-// HcclGroupStart … HcclGroupEnd: operations in between are issued together at the end.
+// HcclGroupStart … HcclGroupEnd: sends and receives in between run together.
+//
+// Each call takes its place in its stream at once, since torch_npu may record the event of a call before the
+// group ends, and waits there for that end. Then the last call runs all transfers of its communicator and
+// stream, in whatever order the peers are ready. Where nothing can cross, because all transfers of a pair go
+// one way, each call runs its own, so that events between them tell the truth as well.
+// Collectives are issued by their calls, in a group or not.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -13,13 +18,8 @@ namespace npu_sim::hccl {
 // True while the calling thread is between HcclGroupStart and HcclGroupEnd.
 bool is_grouping();
 
-// Keeps a checked operation for the end of the group. Transfers of one communicator and stream become one
-// batch, which goes before the collectives of the group: all ranks then issue them in the same order, however
-// each interleaved its calls.
-void defer_transfer(std::shared_ptr<Comm> comm, aclrtStream stream, const Transfer& transfer);
-void defer_collective(std::function<HcclResult()> issue);
-
-// Issues transfers as one HcclBatchSendRecv.
-HcclResult issue_batch(const std::shared_ptr<Comm>& comm, aclrtStream stream, std::vector<Transfer> transfers);
+// Issues a checked transfer as part of the group of the calling thread.
+HcclResult issue_in_group(const std::shared_ptr<Comm>& comm, aclrtStream stream, Label label,
+                          const Transfer& transfer);
 
 }  // namespace npu_sim::hccl
