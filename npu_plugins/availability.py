@@ -95,5 +95,7 @@ def _why_no_npu() -> str | None:
 
 
 def _other_accelerator() -> bool:
+    """True when DeepSpeed would find a device of another maker; an older torch lacks some of the names."""
     torch = importlib.import_module("torch")
-    return torch.cuda.is_available() or torch.xpu.is_available() or torch.backends.mps.is_available()
+    others = (getattr(torch, "cuda", None), getattr(torch, "xpu", None), getattr(torch.backends, "mps", None))
+    return any(other is not None and other.is_available() for other in others)
