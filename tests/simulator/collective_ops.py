@@ -128,7 +128,7 @@ def all_gather_into_tensor_coalesced(seat: Seat) -> Pairs:
 
 def reduce_scatter(seat: Seat) -> Pairs:
     output = seat.take()
-    inputs = [seat.give(part, in_list=True) for part in range(seat.case.world)]
+    inputs = [seat.give(part) for part in range(seat.case.world)]  # torch_npu refuses transposed ones
     seat.finish(dist.reduce_scatter(output, inputs, reduce_op(seat.case), seat.group, seat.case.async_op))
     return [(output, reduced(seat.case, seat.all(seat.member)))]
 
