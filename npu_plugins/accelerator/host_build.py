@@ -2,14 +2,15 @@
 
 Differs from DeepSpeed's own just-in-time build in what hurts on a cluster: no CANN is needed; all
 sources go through one translation unit (torch's headers dominate the compile time); a cached build is
-named after everything it depends on, so that a home directory shared by unlike machines is safe; ranks
-wait on a lock that the kernel releases when its holder is killed.
+named after the contents of everything it depends on, so that unlike machines can share a home directory and
+like environments share a build; ranks wait on a lock that the kernel releases when its holder is killed.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -20,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from npu_plugins.accelerator.environment import is_first_local_rank
 from npu_plugins.errors import NpuPluginsError
 
 FIRST_LINE_OF_COMPILER_ERROR = "error:"
@@ -71,10 +71,10 @@ class HostExtension:
         import torch
 
         versions = (torch.__version__, sys.version, compiler, processor())
-        parts = (self.unit(), *self.flags, *self.libraries, *versions)
-        digest = hashlib.sha256("\0".join(parts).encode())
-        for source in (*self.sources, *self.apart):
-            digest.update(source.read_bytes())
+        digest = hashlib.sha256("\0".join((*self.flags, *self.libraries, *versions)).encode())
+        headers = (path for folder in self.include_dirs for path in sorted(folder.glob("*.h")))
+        for path in (*self.sources, *self.apart, *headers):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
         return digest.hexdigest()[:16]
 
 
@@ -139,34 +139,60 @@ def build(extension: HostExtension, verbose: bool = False) -> ModuleType:
 
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
     directory = Path(root) / "npu_plugins" / f"{extension.name}-{extension.key(compiler_version())}"
-    with exclusive(directory), ninja_on_path():
-        # torch's own lock file outlives a killed build and would make every later one wait for ever.
-        (directory / "lock").unlink(missing_ok=True)
-        if not any(directory.glob(f"{extension.name}*.so")) and is_first_local_rank():
-            print(
-                f"npu-plugins: compiling {extension.name} for the host, once (under a minute) ...",
-                file=sys.stderr,
-                flush=True,
-            )
-        return _load(extension, directory, verbose)
+    finished = directory / "finished"  # holds the name of the library, once it is whole
+    if not finished.exists():
+        with exclusive(directory):
+            if not finished.exists():
+                # Written in one step: a reader sees either nothing or the whole name.
+                module = compile_in(directory, extension, verbose)
+                (directory / "finishing").write_text(Path(str(module.__file__)).name)
+                (directory / "finishing").rename(finished)
+                return module
+    return import_library(directory / finished.read_text())
 
 
-def _load(extension: HostExtension, directory: Path, verbose: bool) -> ModuleType:
+def compile_in(directory: Path, extension: HostExtension, verbose: bool = False) -> ModuleType:
+    """Compile an extension in a directory that no other process uses, and import it."""
     from torch.utils import cpp_extension
 
+    # torch's own lock file outlives a killed build and would make every later one wait for ever.
+    (directory / "lock").unlink(missing_ok=True)
+    print(
+        f"npu-plugins: compiling {extension.name} for the host, once (about a minute) ...",
+        file=sys.stderr,
+        flush=True,
+    )
     try:
-        return cpp_extension.load(
-            name=extension.name,
-            sources=[str(unit) for unit in extension.units_in(directory)],
-            extra_include_paths=[str(path) for path in extension.include_dirs],
-            extra_cflags=list(extension.flags),
-            extra_ldflags=list(extension.libraries),
-            build_directory=str(directory),
-            verbose=verbose,
-        )
+        with ninja_on_path():
+            return cpp_extension.load(
+                name=extension.name,
+                sources=[str(unit) for unit in extension.units_in(directory)],
+                extra_include_paths=[str(path) for path in extension.include_dirs],
+                extra_cflags=list(extension.flags),
+                extra_ldflags=list(extension.libraries),
+                build_directory=str(directory),
+                verbose=verbose,
+            )
     except (RuntimeError, OSError, ImportError, subprocess.SubprocessError) as error:
+        if isinstance(error, HostBuildError):
+            raise
         reason = summary(str(error).splitlines())
         raise HostBuildError(f"Compiling {extension.name} in {directory} failed: {reason}") from error
+
+
+def import_library(library: Path) -> ModuleType:
+    """Import a compiled extension by its file."""
+    spec = importlib.util.spec_from_file_location(library.stem, library)
+    if spec is None or spec.loader is None:
+        raise HostBuildError(f"{library} is no extension module; delete {library.parent} to compile it anew.")
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except (ImportError, OSError) as error:
+        raise HostBuildError(
+            f"{library} cannot be loaded ({error}); delete {library.parent} to compile it anew."
+        ) from error
+    return module
 
 
 def summary(lines: Sequence[str]) -> str:

@@ -125,7 +125,17 @@ def test_the_cache_key_has_all_that_matters(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(torch, "__version__", "9.9.9")
     keys.add(plain.key("g++ 12"))
     keys.add(extension(tmp_path, SOURCE + "// changed").key("g++ 12"))
-    assert len(keys) == 6
+    (tmp_path / "new.h").write_text("// a header")
+    keys.add(plain.key("g++ 12"))
+    assert len(keys) == 7
+
+
+def test_equal_sources_elsewhere_share_a_build(tmp_path: Path) -> None:
+    keys = set()
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        keys.add(extension(tmp_path / name).key("g++ 12"))
+    assert len(keys) == 1
 
 
 def test_a_broken_source_gives_the_compilers_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +175,22 @@ def test_a_killed_build_blocks_nobody(tmp_path: Path, monkeypatch: pytest.Monkey
     (directory,) = (tmp_path / "cache" / "npu_plugins").iterdir()
     (directory / "lock").touch()  # what torch leaves behind if it is killed a moment later
     assert build(made).two() == 2
+    stamp = (directory / "finished").stat().st_mtime_ns
+    again = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stderr
+    assert "compiling" not in again.stderr  # from the cache
+    assert (directory / "finished").stat().st_mtime_ns == stamp
+
+
+def test_a_spoilt_cache_names_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    made = extension(tmp_path)
+    directory = tmp_path / "npu_plugins" / f"tiny_op-{made.key(host_build.compiler_version())}"
+    directory.mkdir(parents=True)
+    (directory / "tiny_op.so").write_bytes(b"half a library")
+    (directory / "finished").write_text("tiny_op.so")
+    with pytest.raises(HostBuildError, match="cannot be loaded.*delete .* to compile it anew"):
+        build(made)
 
 
 def test_ds_reports_function_does_without_cann(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ class AsyncIOBuilder(builder.HostOp):
 
     BUILD_VAR = "DS_BUILD_AIO"
     NAME = "async_io"
-    APART = ("csrc/aio/common/deepspeed_aio_types.cpp",)  # has a constant that another file has too
+    # Each has a constant that another file has too.
+    APART = ("csrc/aio/common/deepspeed_aio_types.cpp", "csrc/aio/py_lib/deepspeed_py_aio.cpp")
 
     def sources(self) -> list[str]:
         """C++ files, relative to DeepSpeed's package of ops."""
