@@ -23,9 +23,13 @@ SLACK = 10.0  # seconds a peer may take to report, on a busy machine
 NODE = f"failures-{os.getpid()}"
 
 
-def reduce_for_ever(victim: int, mebibytes: int) -> None:
-    """All-reduces without end; the victim is killed from outside in the middle of one."""
+def reduce_for_ever(victim: int, mebibytes: int, seconds: float) -> None:
+    """All-reduces without end; `seconds` after the first, the victim is killed in the middle of one."""
     tensor = torch.ones(mebibytes << 18, device="npu")
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    torch.npu.synchronize()
+    if dist.get_rank() == victim:
+        threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
     while True:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         torch.npu.synchronize()
@@ -80,11 +84,9 @@ def test_a_rank_killed_in_the_middle_of_a_collective(round_number: int, rank_poo
     victim = round_number % 3
     with rank_pool.world(3, env=env) as world:
         world.grace = EXEC_TIMEOUT + SLACK
-        killer = threading.Timer(0.4 + 0.07 * round_number, world.signal, (signal.SIGKILL, victim))
         pids = list(rank_pool.pids[world.key])
-        killer.start()
-        outcomes = world.outcomes(reduce_for_ever, victim, 8, timeout=EXEC_TIMEOUT + 2 * SLACK)
-        killer.join()
+        delay = 0.05 + 0.007 * round_number  # an all-reduce takes some milliseconds: another point each round
+        outcomes = world.outcomes(reduce_for_ever, victim, 8, delay, timeout=EXEC_TIMEOUT + 2 * SLACK)
     assert outcomes[victim].kind == "died" and "SIGKILL" in outcomes[victim].text
     for outcome in outcomes:
         if outcome.rank != victim:

@@ -10,6 +10,7 @@
 #include <string>
 #include <unordered_set>
 
+#include "compute/copy_kernel.h"
 #include "compute/host_kernel.h"
 #include "compute/integer_division.h"
 #include "compute/output_allocator.h"
@@ -69,6 +70,10 @@ void register_backend(const c10::OperatorHandle& op) {
     // A composite operator differentiates through its parts; a backend kernel would cut that. Neither torch_npu nor
     // the card has one here, only the CPU does (torch_npu puts one there for true_divide).
     if (!by_torch_npu && has_composite(op, DispatchKey::CompositeImplicitAutograd)) return;
+    if (schema.name() == "aten::copy_") {
+        put<CopyKernel>(DispatchKey::PrivateUse1, op.operator_name(), op);
+        return;
+    }
     if (op.hasKernelForDispatchKey(DispatchKey::CPU)) {
         put<HostKernel>(DispatchKey::PrivateUse1, op.operator_name(), op);
         return;
