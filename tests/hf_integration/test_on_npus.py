@@ -18,6 +18,8 @@ from tests.hf_integration.runs import SMALL, launch, logged
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 COMBINATIONS = [(preset, precision) for preset in preset_names() for precision in PRECISIONS]
+# DeepSpeed reports no gradient norm where it hands the optimizer back unwrapped.
+WITH_NORM = [combination for combination in COMBINATIONS if combination != ("zero0", "fp32")]
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}
 DATA = ["--block_size", "32", "--stdlib_bytes", "20000", "--max_eval_blocks", "8", "--sample_tokens", "0"]
 STEPS = ["--max_steps", "10", "--learning_rate", "3e-3", "--logging_steps", "1", "--disable_tqdm", "true"]
@@ -53,7 +55,7 @@ def on_npus(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         argv += ["--per_device_train_batch_size", "4", "--output_dir", str(folder / f"{preset}-{precision}")]
         runs.append([*argv, *DATA, *STEPS, *([] if precision == "fp32" else [f"--{precision}"])])
     (folder / "runs.json").write_text(json.dumps(runs), encoding="utf-8")
-    launch("tests/hf_integration/runs.py", [str(folder / "runs.json")], rank_environment(), timeout=540)
+    launch("tests/hf_integration/runs.py", [str(folder / "runs.json")], rank_environment(), timeout=900)
     return folder
 
 
@@ -70,7 +72,7 @@ def test_losses_equal_one_process_on_the_cpu(
 
 
 @pytest.mark.npu
-@pytest.mark.parametrize(("preset", "precision"), COMBINATIONS)
+@pytest.mark.parametrize(("preset", "precision"), WITH_NORM)
 def test_gradient_norms_equal_one_process_on_the_cpu(
     on_npus: Path, reference: Path, preset: str, precision: str
 ) -> None:
