@@ -115,6 +115,11 @@ def test_batch_norm_of_several_npus(npu: World) -> None:
     npu.run(update_cases.check_synchronised_batch_norm)
 
 
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_layers(npu: World, kind: str) -> None:
+    npu.run(update_cases.check_recurrent, kind)
+
+
 @pytest.mark.ranks(1)
 def test_what_is_not_simulated_says_so(ranks: World) -> None:
     ranks.run(update_cases.check_unknown_operator)

@@ -111,6 +111,20 @@ def check_synchronised_batch_norm() -> None:
     close(dx, leaf.grad, torch.float32)
 
 
+def check_recurrent(kind: str) -> None:
+    """Two layers in both directions give the CPU's outputs and gradients."""
+    torch.manual_seed(0)
+    plain = getattr(torch.nn, kind)(5, 4, num_layers=2, bidirectional=True)
+    ours = getattr(torch.nn, kind)(5, 4, num_layers=2, bidirectional=True)
+    ours.load_state_dict(plain.state_dict())
+    ours.npu()
+    x = make((3, 2, 5), 0, torch.float32)
+    on_npu, on_cpu = x.npu().requires_grad_(), x.clone().requires_grad_()
+    compare((ours(on_npu)[0],), (plain(on_cpu)[0],), [on_npu], [on_cpu], torch.float32)
+    for name, parameter in ours.named_parameters():
+        close(parameter.grad, plain.get_parameter(name).grad, torch.float32)
+
+
 def check_unknown_operator() -> None:
     """An operator that is not simulated says so by name, and nothing runs after it as if all were well."""
     boxes = torch.rand(1, 4, 5).npu()

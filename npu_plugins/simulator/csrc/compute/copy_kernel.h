@@ -1,23 +1,19 @@
-// copy_ between host and NPU: asynchronous where the card is.
+// Copies inside one NPU join the stream's queue where the stream is busy, instead of holding up the host.
 #pragma once
-
-#include <ATen/core/boxing/KernelFunction.h>
 
 #include "compute/host_kernel.h"
 
 namespace npu_sim {
 
-// A non-blocking copy between pinned host memory and an NPU is a task of the current stream, and the host goes on. Such
-// copies go to torch_npu's own kernel, which queues them and keeps the host memory from being reused; all others, with
-// their conversions and strides, are the host's.
+// aten::copy_. ProcessGroupHCCL hands the parts of an all_gather out by copies on its own stream right behind the
+// collective; a host kernel there would block the caller of an asynchronous collective until all ranks have come.
 class CopyKernel final : public c10::OperatorKernel {
   public:
-    explicit CopyKernel(const c10::OperatorHandle& op);
+    explicit CopyKernel(const c10::OperatorHandle& op) : on_host_(op) {}
     void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
   private:
-    HostKernel by_host_;
-    c10::SafeKernelFunction by_torch_npu_;
+    HostKernel on_host_;
 };
 
 }  // namespace npu_sim

@@ -11,6 +11,7 @@
 #include <unordered_set>
 
 #include "compute/copy_kernel.h"
+#include "compute/fused/recurrent.h"
 #include "compute/host_kernel.h"
 #include "compute/integer_division.h"
 #include "compute/output_allocator.h"
@@ -70,7 +71,7 @@ void register_backend(const c10::OperatorHandle& op) {
     // A composite operator differentiates through its parts; a backend kernel would cut that. Neither torch_npu nor
     // the card has one here, only the CPU does (torch_npu puts one there for true_divide).
     if (!by_torch_npu && has_composite(op, DispatchKey::CompositeImplicitAutograd)) return;
-    if (schema.name() == "aten::copy_") {
+    if (schema.name() == "aten::copy_" && schema.overload_name().empty()) {
         put<CopyKernel>(DispatchKey::PrivateUse1, op.operator_name(), op);
         return;
     }
@@ -115,6 +116,7 @@ NPU_SIM_API int npu_sim_register() {
         npu_sim::install_output_allocator();
         npu_sim::register_aten();
         npu_sim::register_integer_division();
+        npu_sim::register_recurrent_cells();
         npu_sim::register_op_runner();
         return 0;
     } catch (const std::exception& failure) {
