@@ -1,6 +1,8 @@
 // Runs the operators that torch_npu launches by type name from inside its own C++.
 #include <ATen/ops/from_blob.h>
 
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "compute/opapi/acl_op.h"
@@ -59,6 +61,29 @@ at::Tensor operand(const aclTensorDesc* desc, const aclDataBuffer* buffer) {
     return desc->on_host || !desc->constant.empty() ? tensor.clone() : tensor;
 }
 
+// Formats whose elements lie in the order of the dims. The chip's private ones (FRACTAL_NZ, NC1HWC0, ...) do not.
+bool is_plain(aclFormat format) {
+    switch (format) {
+        case ACL_FORMAT_UNDEFINED:
+        case ACL_FORMAT_NCHW:
+        case ACL_FORMAT_NHWC:
+        case ACL_FORMAT_ND:
+        case ACL_FORMAT_NC:
+        case ACL_FORMAT_NCL:
+        case ACL_FORMAT_NDHWC:
+        case ACL_FORMAT_NCDHW: return true;
+        default: return false;
+    }
+}
+
+// The first private format among the operands, if any.
+std::optional<aclFormat> private_format(const OpCall& call) {
+    for (const auto* descs : {&call.input_descs, &call.output_descs})
+        for (const aclTensorDesc* desc : *descs)
+            if (!is_plain(desc->format)) return desc->format;
+    return std::nullopt;
+}
+
 AclOp gather(const OpCall& call) {
     AclOp op;
     for (size_t i = 0; i < call.inputs.size(); ++i) op.inputs.push_back(operand(call.input_descs[i], call.inputs[i]));
@@ -78,6 +103,8 @@ aclError run_op(const OpCall& call) {
     const auto found = kernels().find(call.type);
     if (found == kernels().end())
         return end_stream(call, refuse(("operator " + call.type + " (aclopCompileAndExecute)").c_str()));
+    if (const auto format = private_format(call))
+        return end_stream(call, refuse(("storage format " + std::to_string(*format) + ", here of " + call.type + ",").c_str()));
     try {
         return launch(call.type.c_str(), [kernel = found->second, op = gather(call)] { kernel(op); }, call.stream);
     } catch (const c10::Error& refused) {

@@ -79,7 +79,7 @@ class Comm::Patience {
                                    std::to_string(rank) + " (pid " + std::to_string(state.pid) + "), ";
         if (presence == Presence::kLeft)
             throw CommFailure(HCCL_E_TIMEOUT, waited + "which has destroyed the communicator.");
-        if (is_life_checked && !is_running(state.pid, state.start_ticks) && is_missing_(rank))
+        if (is_life_checked && comm_.is_visible_[rank] && !is_running(state.pid, state.start_ticks) && is_missing_(rank))
             throw CommFailure(HCCL_E_TIMEOUT, waited + "whose process has died.");
     }
 
@@ -96,6 +96,11 @@ std::shared_ptr<Comm> Comm::make(const CommPlan& plan) {
     Membership joined = join(plan.meeting, plan.ranks, plan.rank, plan.device, plan.timeouts.connect);
     comm->control_ = std::move(joined.control);
     comm->memory_ = std::move(joined.memory);
+    for (uint32_t rank = 0; rank < plan.ranks; ++rank) {
+        // A rank in another container may have no place in this one's /proc; for that one only the timeout is left.
+        const RankState& state = comm->control_->rank(rank);
+        comm->is_visible_.push_back(is_running(state.pid, state.start_ticks));
+    }
     // Spinning pays only while every rank has a core to itself.
     if (plan.ranks <= std::thread::hardware_concurrency()) comm->spin_ = kSpin;
     return comm;

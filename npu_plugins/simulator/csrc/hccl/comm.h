@@ -86,6 +86,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
     const CommPlan plan_;
     std::unique_ptr<Control> control_;
     std::vector<std::shared_ptr<PeerMemory>> memory_;
+    std::vector<bool> is_visible_;  // by rank: its process shows below this /proc, so its death can be seen
     std::chrono::nanoseconds spin_{0};
     int owner_ = 0;  // pid of the process that joined
 
