@@ -8,6 +8,7 @@ from suite.recorder import OUTPUT
 
 # Pattern in the error text -> what the test needs. The first hit counts.
 NEEDS: tuple[tuple[str, str], ...] = (
+    (r"(storage format \d+), here of \w+, is not simulated", "{} of the chip"),
     (r"operator (\w+) \(aclopCompileAndExecute\)\s+is not simulated", "operator {} of CANN's compiler"),
     (r"([\w:.]+(?:\(\w+\))?) is not simulated", "{}"),
     (r"([\w:.]+)(?: \S+){1,6} is not simulated", "{}"),
@@ -21,6 +22,7 @@ NEEDS: tuple[tuple[str, str], ...] = (
     (r"No module named '(torch\.[\w.]+)'", "another PyTorch release ({})"),
     (r"cannot import name '(\w+)' from '(torch[\w.]*)'", "another PyTorch release ({1}.{0})"),
     (r"(DeviceMesh).__init__\(\) got an unexpected keyword argument", "another PyTorch release ({})"),
+    (r"'(DeviceMesh)' object has no attribute '(\w+)'", "another PyTorch release ({0}.{1})"),
     (r"(foreach_all_gather)\(\) takes \d+ positional arguments but", "another PyTorch release ({})"),
     (r"No module named '(torchvision|onnx\w*|triton\w*|torchair|etcd|dvm)\b", "package {}"),
 )

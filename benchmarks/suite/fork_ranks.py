@@ -10,6 +10,7 @@ reads from it while it is imported comes too late, so every failed test is repea
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import socket
@@ -27,10 +28,13 @@ class _RankProcess(context.ForkServerProcess):
         super().start()
 
     def run(self) -> None:
-        """Enter the carried environment, then run the target."""
+        """Enter the carried environment, run the target, and end as an interpreter of its own would."""
         os.environ.clear()
         os.environ.update(self._environment)
-        super().run()
+        try:
+            super().run()
+        finally:
+            atexit._run_exitfuncs()  # a forked process skips them; torch_npu ends its process groups there
 
 
 class _RankContext(context.ForkServerContext):
