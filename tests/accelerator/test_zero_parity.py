@@ -10,7 +10,7 @@ from tests.accelerator.conftest import KeptWorld
 from tests.accelerator.reference import MICRO_BATCH, RANKS, STEPS, Recipe, batch, make_model, reference_losses
 
 BOUNDS = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}  # relative, of each step's loss
-COMPILE_SECONDS = 240.0  # the first offload on a machine compiles CPUAdam
+COMPILE_SECONDS = 400.0  # the first offload on a machine compiles CPUAdam: a minute, if the machine is idle
 
 pytestmark = pytest.mark.npu
 
