@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from tests.harness import RankFailure, World
 from tests.harness.fixtures import on_ranks
 
+pytestmark = pytest.mark.npu
+
 PARTS = 4
 
 # (dtype, form, how many samples run at least, so that the sweep cannot shrink unnoticed)
@@ -29,7 +31,6 @@ SWEEPS = [
 
 
 @pytest.mark.ranks(1, backend=None, preload=("tests.simulator.op_sweep",))
-@pytest.mark.npu
 @pytest.mark.parametrize(("dtype", "form", "at_least"), SWEEPS)
 def test_torchs_own_samples_agree_with_the_cpu(dtype: str, form: str, at_least: int, ranks: World) -> None:
     def body(part: int) -> tuple[int, list[str]]:
@@ -136,7 +137,6 @@ def check_pair(one: Recipe, other: Recipe) -> None:
 
 
 @pytest.mark.ranks(1, backend=None)
-@pytest.mark.npu
 def test_drawn_layouts_and_dtypes(ranks: World) -> None:
     @settings(max_examples=300)
     @given(one=RECIPES, other=RECIPES)

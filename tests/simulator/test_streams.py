@@ -13,6 +13,8 @@ import torch.distributed as dist
 
 from tests.harness.fixtures import on_ranks
 
+pytestmark = pytest.mark.npu
+
 LATE = 0.5  # seconds rank 1 comes late
 SOON = 0.35  # a host call that does not wait for rank 1 is back by then
 

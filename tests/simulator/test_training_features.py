@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 from tests.harness.fixtures import on_ranks
 
+pytestmark = pytest.mark.npu
+
 STEPS = 4
 
 
