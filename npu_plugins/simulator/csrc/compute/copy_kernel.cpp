@@ -1,5 +1,7 @@
 #include "compute/copy_kernel.h"
 
+#include <ATen/core/Tensor.h>
+
 #include "compute/alias.h"
 #include "compute/opapi/operator.h"
 #include "torch_npu/csrc/core/npu/NPUStream.h"
@@ -7,26 +9,26 @@
 namespace npu_sim {
 namespace {
 
-constexpr size_t kArguments = 3;  // self, source, non_blocking
-
-// On a card, too, only copies inside one NPU and non-blocking ones from and to pinned memory leave the host free.
-bool may_wait_in_queue(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
-    if (to.layout() != c10::kStrided || from.layout() != c10::kStrided) return false;
-    if (on_npu(to) && on_npu(from)) return to.device() == from.device();
-    const at::Tensor& host = on_npu(to) ? from : to;
-    return non_blocking && host.is_cpu() && host.is_pinned();
+// Whether the bytes can be moved as they are.
+bool is_plain(const at::Tensor& target, const at::Tensor& source) {
+    return target.dtype() == source.dtype() && target.sizes() == source.sizes() && target.numel() > 0 &&
+           target.is_contiguous() && source.is_contiguous() && target.is_neg() == source.is_neg() &&
+           target.is_conj() == source.is_conj() && !source._is_zerotensor();
 }
 
-// NPU memory stays allocated for what the stream was given before it is freed; host memory has to be held.
-at::Tensor for_task(const at::Tensor& tensor) { return on_npu(tensor) ? host_alias(tensor) : tensor.detach(); }
+bool is_asynchronous(const at::Tensor& target, const at::Tensor& source) {
+    if (target.is_cpu() == source.is_cpu() || !is_plain(target, source)) return false;
+    return (target.is_cpu() ? target : source).is_pinned();
+}
 
-// True once the copy is queued; false if it is to be made at once.
-bool queue_behind_busy_stream(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
-    const c10::Device device = on_npu(to) ? to.device() : from.device();
-    aclrtStream stream = c10_npu::getCurrentNPUStream(device.index()).stream();
-    if (is_idle(stream) || !may_wait_in_queue(to, from, non_blocking)) return false;
-    const at::Tensor source = for_task(from).expand(to.sizes());
-    const auto copy = [target = for_task(to), source] { target.copy_(source); };
+// A copy inside one NPU becomes a task of a busy stream; false if nothing keeps it from being made at once.
+bool queue_behind_busy_stream(const at::Tensor& target, const at::Tensor& source) {
+    if (!on_npu(target) || !on_npu(source) || target.device() != source.device()) return false;
+    if (target.layout() != c10::kStrided || source.layout() != c10::kStrided) return false;
+    aclrtStream stream = c10_npu::getCurrentNPUStream(target.device().index()).stream();
+    if (is_idle(stream)) return false;
+    // Views of the same memory: it stays allocated for what the stream was given before it is freed.
+    const auto copy = [to = host_alias(target), from = host_alias(source).expand(target.sizes())] { to.copy_(from); };
     const aclError failed = launch("aten::copy_", copy, stream);
     TORCH_CHECK(failed == ACL_SUCCESS, "NPU error, error code is ", failed, ": a copy could not be queued.");
     return true;
@@ -34,13 +36,18 @@ bool queue_behind_busy_stream(const at::Tensor& to, const at::Tensor& from, bool
 
 }  // namespace
 
+CopyKernel::CopyKernel(const c10::OperatorHandle& op)
+    : by_host_(op), by_torch_npu_(op.getComputedKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {}
+
 void CopyKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-    const auto first = stack->end() - kArguments;
-    if (queue_behind_busy_stream(first[0].toTensor(), first[1].toTensor(), first[2].toBool())) {
-        stack->resize(stack->size() - kArguments + 1);  // returns self
-        return;
-    }
-    on_host_(op, keys, stack);
+    const auto arguments = torch::jit::last(*stack, 3);
+    const bool non_blocking = arguments[2].toBool();
+    if (non_blocking && is_asynchronous(arguments[0].toTensor(), arguments[1].toTensor()))
+        by_torch_npu_.callBoxed(op, keys, stack);
+    else if (queue_behind_busy_stream(arguments[0].toTensor(), arguments[1].toTensor()))
+        torch::jit::drop(*stack, 2);  // returns its first argument
+    else
+        by_host_(op, keys, stack);
 }
 
 }  // namespace npu_sim
