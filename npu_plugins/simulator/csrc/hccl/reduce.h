@@ -9,7 +9,7 @@
 namespace npu_sim::hccl {
 
 // Writes `op` over sources[0][i], …, sources[n-1][i] into every target[i], for i < count. Folds in the order
-// of the sources, half-precision types in float32, so that the bits do not depend on who computes them. A
+// of the sources and rounds at every step, as a card does, so that the bits do not depend on who computes. A
 // target may be one of the sources; partial overlap is not allowed. can_reduce(type, op) must hold.
 void reduce(HcclDataType type, HcclReduceOp op, const void* const* sources, uint32_t source_count,
             void* const* targets, uint32_t target_count, size_t count);

@@ -5,7 +5,7 @@
 namespace npu_sim::hccl {
 namespace HCCL_KERNELS {
 
-// Storage types whose arithmetic is done in float32.
+// Storage types: each operation is done in float32 and its result rounded.
 struct Half {
     uint16_t bits;
 };
@@ -54,6 +54,18 @@ inline void store(float value, Half* to) {
     const uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
     const uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
     to->bits = static_cast<uint16_t>((magnitude >= 0x477ff000u ? special : finite) | ((bits >> 16) & 0x8000u));
+}
+
+// A value as it is after being stored: a card that adds on the way rounds at every step.
+template <typename T, typename Accumulator>
+inline Accumulator stored(Accumulator value) {
+    if constexpr (__is_same(T, Accumulator)) {
+        return value;
+    } else {
+        T out;
+        store(value, &out);
+        return load(out);
+    }
 }
 
 // Signed overflow wraps, as on the card; unsigned arithmetic does that without undefined behaviour.
@@ -114,7 +126,8 @@ void reduce_block(const void* const* sources, uint32_t source_count, size_t firs
     for (size_t i = 0; i < count; ++i) folded[i] = load(head[i]);
     for (uint32_t source = 1; source < source_count; ++source) {
         const T* __restrict next = static_cast<const T*>(sources[source]) + first;
-        for (size_t i = 0; i < count; ++i) folded[i] = Op::apply(folded[i], static_cast<Accumulator>(load(next[i])));
+        for (size_t i = 0; i < count; ++i)
+            folded[i] = stored<T>(Op::apply(folded[i], static_cast<Accumulator>(load(next[i]))));
     }
     T* __restrict out = static_cast<T*>(block);
     for (size_t i = 0; i < count; ++i) store(folded[i], out + i);
@@ -130,10 +143,10 @@ void reduce_half_block(const void* const* sources, uint32_t source_count, size_t
     };
     const size_t whole = count / 8 * 8;
     for (size_t i = 0; i < whole; i += 8) {
-        __m256 folded = at(0, i);
-        for (uint32_t source = 1; source < source_count; ++source) folded = Op::apply(folded, at(source, i));
-        auto* to = reinterpret_cast<__m128i*>(static_cast<Half*>(block) + i);
-        _mm_storeu_si128(to, _mm256_cvtps_ph(folded, _MM_FROUND_TO_NEAREST_INT));
+        __m128i folded = _mm256_cvtps_ph(at(0, i), _MM_FROUND_TO_NEAREST_INT);
+        for (uint32_t source = 1; source < source_count; ++source)
+            folded = _mm256_cvtps_ph(Op::apply(_mm256_cvtph_ps(folded), at(source, i)), _MM_FROUND_TO_NEAREST_INT);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(static_cast<Half*>(block) + i), folded);
     }
     using Scalar = typename Op::Scalar;
     reduce_block<Half, Scalar>(sources, source_count, first + whole, count - whole, static_cast<Half*>(block) + whole);
