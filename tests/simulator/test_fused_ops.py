@@ -94,6 +94,15 @@ def test_optimiser_steps(npu: World) -> None:
     npu.run(update_cases.check_adam)
 
 
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("AdamW", {"lr": 1e-2}), ("Adam", {"lr": 1e-2}), ("SGD", {"lr": 1e-2, "momentum": 0.9})],
+)
+def test_fused_optimizers(npu: World, name: str, options: dict, clip: bool) -> None:
+    npu.run(update_cases.check_fused_optimizer, name, options, clip)
+
+
 @pytest.mark.parametrize("probability", [0.1, 0.5])
 def test_dropout(npu: World, probability: float) -> None:
     npu.run(update_cases.check_dropout, probability)

@@ -41,6 +41,32 @@ def check_adam() -> None:
     close(state[1], first, torch.float32)
 
 
+def check_fused_optimizer(name: str, options: dict, clip: bool) -> None:
+    """Four steps of torch_npu's optimizer equal four of torch's; `clip` limits the gradient."""
+    from torch_npu import optim  # only here: torch_npu may not be importable where the tests are collected
+
+    torch.manual_seed(0)
+    models = [torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    plain, ours = models[0], models[1].npu()
+    optimizers = [
+        getattr(torch.optim, name)(plain.parameters(), **options),
+        getattr(optim, f"NpuFused{name}")(ours.parameters(), **options),
+    ]
+    for step in range(4):
+        x = make((6, 4), step, torch.float32)
+        for model, optimizer, batch in zip(models, optimizers, (x, x.npu()), strict=True):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            if clip and model is ours:
+                optimizer.clip_grad_norm_fused_(0.1)
+            elif clip:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+    for parameter, expected in zip(ours.parameters(), plain.parameters(), strict=True):
+        close(parameter, expected, torch.float32)
+
+
 def check_dropout(probability: float) -> None:
     """The asked share is dropped, the rest scaled; the backward uses the same mask; the seed repeats it."""
     x = torch.ones(100, 100).npu().requires_grad_()
