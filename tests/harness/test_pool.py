@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -70,22 +71,27 @@ def test_collectives_arguments_closures_and_globals_work(ranks: World) -> None:
     assert ranks.run(closure) == [7, 8]
 
 
+def fastest(action: Callable[[], object], times: int) -> float:
+    """Seconds of the fastest run: the others say how busy the machine is."""
+    elapsed = []
+    for _ in range(times):
+        start = time.perf_counter()
+        action()
+        elapsed.append(time.perf_counter() - start)
+    return min(elapsed)
+
+
 @pytest.mark.ranks(2, backend="gloo")
 def test_one_call_on_a_living_world_costs_milliseconds(ranks: World) -> None:
-    ranks.run(rank_number)
-    start = time.perf_counter()
-    for _ in range(50):
-        ranks.run(rank_number)
-    assert (time.perf_counter() - start) / 50 < 0.05
+    assert fastest(lambda: ranks.run(rank_number), 50) < 0.02
 
 
 def test_a_fresh_world_costs_less_than_an_import_of_torch(rank_pool: RankPool) -> None:
-    with rank_pool.world(1, "gloo"):
-        start = time.perf_counter()
+    def make_use_and_stop() -> None:
         with rank_pool.world(2, "gloo") as world:
             assert world.run(rank_number) == [0, 1]
-        elapsed = time.perf_counter() - start
-    assert elapsed < 1.0
+
+    assert fastest(make_use_and_stop, 5) < 0.5
 
 
 @pytest.mark.ranks(2, backend="gloo")
