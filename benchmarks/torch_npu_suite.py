@@ -28,6 +28,8 @@ from suite.launch import import_ahead
 from suite.process import FileRun, RunSettings, environment_of_npus, run_file
 from suite.report import markdown, tally
 
+TITLE = "# torch_npu's own tests on simulated NPUs"
+
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
@@ -76,8 +78,8 @@ def unproven_failures(run: FileRun) -> set[str]:
 def run_and_retry(file: str, settings: RunSettings, repeat: bool) -> FileRun:
     """Run a file with forked ranks, then what failed unproven again without its neighbours.
 
-    On a card as here, a stream that failed fails every later test of the process. What fails by itself, too, is
-    repeated with an interpreter of its own and ranks spawned as torch does it.
+    On a card as here, a stream that failed fails every later test of the process. What fails by itself, too,
+    is repeated with an interpreter of its own and ranks spawned as torch does it.
     """
     run = run_file(file, settings, quick=True)
     for quick in (True, False) if repeat else ():
@@ -121,9 +123,8 @@ def main() -> int:
         counted = tally(run.tests)
         print(f"[{number}/{len(todo)}] {file}: {counted}, {run.seconds:.0f} s", flush=True)
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "torch_npu"))
-    table = markdown(
-        state, f"# torch_npu's own tests on simulated NPUs\n\n{versions}, {options.npus} simulated NPUs."
-    )
+    ran = f"{len(state)} of the {len(test_files(root, '*'))} files have run"
+    table = markdown(state, f"{TITLE}\n\n{versions}, {options.npus} simulated NPUs; {ran}.")
     if options.report:
         options.report.write_text(table, encoding="utf-8")
     print(table.split("\n\n")[2])

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -111,6 +112,8 @@ def _forked(run: PytestRun) -> Forked:
     code = 1
     try:
         code = _pytest_in_child(run)
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(code)
 
@@ -119,11 +122,11 @@ def _pytest_in_child(run: PytestRun) -> int:
     import pytest
 
     os.setsid()
-    enter_own_loopback()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    out = os.open(run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    out = os.open(run.log, os.O_WRONLY | os.O_APPEND)
     for target, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, out), (2, out)):
         os.dup2(source, target)
+    enter_own_loopback()
     os.chdir(run.folder)
     os.environ.clear()
     os.environ.update(run.environment)

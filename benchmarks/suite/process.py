@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,8 +60,9 @@ def environment_of_npus(npus: int) -> dict[str, str]:
 
 def _environment(settings: RunSettings, file: Path, scratch: Path) -> dict[str, str]:
     """The variables that torch_npu's own test/run_test.py sets, and the simulated NPUs."""
+    temporary = scratch / "tests"  # some tests empty it
     for name in ("barrier", "test_dir"):
-        (scratch / name).mkdir(exist_ok=True)
+        (temporary / name).mkdir(parents=True)
     benchmarks = Path(__file__).resolve().parents[1]
     paths = [str(benchmarks), str(file.parent), str(settings.tests_root), os.environ.get("PYTHONPATH", "")]
     return {
@@ -67,9 +71,9 @@ def _environment(settings: RunSettings, file: Path, scratch: Path) -> dict[str, 
         **environment_of_npus(settings.npus),
         "NPU_SIM_NODE": f"suite{os.getpid()}",  # its memory accounting is no business of other jobs here
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
-        "TEMP_DIR": str(scratch),
+        "TEMP_DIR": str(temporary),
         "BACKEND": "hccl",
-        "INIT_METHOD": f"file://{scratch}/shared_init_file",
+        "INIT_METHOD": f"file://{temporary}/shared_init_file",
         "WORLD_SIZE": str(settings.npus),
         JOURNAL: str(scratch / "journal.jsonl"),
         DONE: str(scratch / "done.txt"),
@@ -137,6 +141,16 @@ def _follow(process: Process, journal: _Journal, settings: RunSettings, deadline
     )
 
 
+@contextmanager
+def _scratch_folder() -> Iterator[Path]:
+    """A folder for one run; exit functions of a fork would empty a TemporaryDirectory of this process."""
+    folder = Path(tempfile.mkdtemp(prefix="npu_suite_"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _without_memory(file: str) -> dict[str, dict]:
     """Outcomes of the file's tests that this machine is too small for."""
     gib = psutil.virtual_memory().total / 2**30
@@ -169,11 +183,11 @@ def run_file(
         options = ["-o", "python_functions=", "-o", "python_classes=", *options]
     arguments = [*options, os.devnull, *plugins, file]
     while True:
-        with tempfile.TemporaryDirectory(prefix="npu_suite_") as folder:
-            scratch = Path(folder)
+        with _scratch_folder() as scratch:
             environment = _environment(settings, settings.tests_root / file, scratch)
             (scratch / "done.txt").write_text("\n".join([*skip, *result.tests]), encoding="utf-8")
             journal, log = _Journal(scratch / "journal.jsonl"), scratch / "log.txt"
+            log.touch()
             with own_session(PytestRun(arguments, settings.tests_root, environment, log), fresh) as process:
                 why = _follow(process, journal, settings, begin + settings.file_timeout)
             journal.read()
