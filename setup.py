@@ -100,7 +100,7 @@ setup(
     ],
     extras_require={
         "npu": ['torch_npu>=2.1; sys_platform == "linux"'],
-        "test": ["pytest>=8", "hypothesis>=6", "ruff", "mypy"],
+        "test": ["pytest>=8", "hypothesis>=6", "expecttest", "cloudpickle", "ruff", "mypy"],
     },
     cmdclass={"build": Build, "build_pth": BuildPth},
     entry_points={
