@@ -28,6 +28,7 @@ class Recipe:
     loss_scale: of fp16, constant.
     warm_start: how many zero-gradient optimizer steps are run before training. DeepSpeed does one at stage 0
         in half precision, so that Adam's bias correction begins at step 2.
+    width: of the model.
     """
 
     precision: str
@@ -36,6 +37,7 @@ class Recipe:
     weight_decay: float = 0.01
     loss_scale: float = 128.0
     warm_start: int = 0
+    width: int = WIDTH
 
     def __post_init__(self) -> None:
         if self.precision not in DTYPES:
@@ -52,14 +54,14 @@ class Recipe:
 class Block(nn.Module):
     """Pre-norm attention and MLP."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(WIDTH)
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.out = nn.Linear(WIDTH, WIDTH)
-        self.norm2 = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, 4 * WIDTH)
-        self.down = nn.Linear(4 * WIDTH, WIDTH)
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
@@ -73,14 +75,14 @@ class Block(nn.Module):
 
 
 class TinyLM(nn.Module):
-    """A causal language model of 40 thousand parameters; `forward` gives the loss in fp32."""
+    """A small causal language model; `forward` gives the loss in fp32."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(2))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens[:, :-1])
@@ -90,10 +92,10 @@ class TinyLM(nn.Module):
         return F.cross_entropy(logits.reshape(-1, VOCABULARY), tokens[:, 1:].reshape(-1))
 
 
-def make_model() -> TinyLM:
+def make_model(width: int = WIDTH) -> TinyLM:
     """The same fp32 model on every call."""
     torch.manual_seed(SEED)
-    return TinyLM()
+    return TinyLM(width)
 
 
 def batch(step: int, rank: int) -> torch.Tensor:
@@ -106,8 +108,8 @@ def batch(step: int, rank: int) -> torch.Tensor:
 
 def reference_losses(recipe: Recipe, steps: int = STEPS) -> list[float]:
     """The mean loss over all ranks' batches at each step of a single-process run."""
-    model = make_model().to(recipe.dtype)
-    masters = [nn.Parameter(p.detach().float()) for p in make_model().to(recipe.dtype).parameters()]
+    model = make_model(recipe.width).to(recipe.dtype)
+    masters = [nn.Parameter(p.detach().float().clone()) for p in model.parameters()]
     optimizer = torch.optim.AdamW(masters, lr=recipe.lr, weight_decay=recipe.weight_decay)
     for _ in range(recipe.warm_start):
         for master in masters:

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from tests.accelerator.conftest import KeptWorld
-from tests.accelerator.reference import MICRO_BATCH, RANKS, STEPS, Recipe, batch, make_model, reference_losses
+from tests.accelerator.reference import (
+    MICRO_BATCH,
+    RANKS,
+    STEPS,
+    WIDTH,
+    Recipe,
+    batch,
+    make_model,
+    reference_losses,
+)
 
 BOUNDS = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}  # relative, of each step's loss
 COMPILE_SECONDS = 400.0  # the first offload on a machine compiles CPUAdam: a minute, if the machine is idle
@@ -30,15 +39,15 @@ def ds_config(recipe: Recipe, stage: int, **zero: Any) -> dict[str, Any]:
     return config
 
 
-def train(config: dict[str, Any], steps: int = STEPS) -> dict[str, Any]:
+def train(config: dict[str, Any], width: int = WIDTH) -> dict[str, Any]:
     """On a rank: train, and say with what."""
     import deepspeed
     import torch
 
-    engine, optimizer, _, _ = deepspeed.initialize(model=make_model(), config=config)
+    engine, optimizer, _, _ = deepspeed.initialize(model=make_model(width), config=config)
     rank = torch.distributed.get_rank()
     losses = []
-    for step in range(steps):
+    for step in range(STEPS):
         loss = engine(batch(step, rank).to(engine.device))
         engine.backward(loss)
         engine.step()
