@@ -40,7 +40,7 @@ def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def ranks_said_by(built: Path) -> str:
-    """Call the built libraries from a fresh process: this one may hold the real simulator's, of equal names."""
+    """Call the built libraries from a fresh process: this one may hold the simulator's own."""
     code = f"import ctypes; print(ctypes.CDLL({str(built / 'libhccl.so')!r}).tiny_ranks())"
     return run_python("-c", code).stdout.strip()
 
