@@ -1,23 +1,33 @@
-"""The ``ds-config`` command: list the presets, show one."""
+"""The ``ds-config`` command: one subcommand for each module of ``ds_configs.commands``."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from ds_configs.errors import DsConfigError
-from ds_configs.presets import describe_preset, preset_names, preset_path
+
+# In the order of `ds-config --help`.
+COMMANDS = ("list", "show")
+REFUSED = 2
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``ds-config``."""
-    parser = argparse.ArgumentParser(prog="ds-config", description="Ready DeepSpeed configurations.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="list the presets, one a line")
-    show = commands.add_parser("show", help="print one preset as JSON")
-    show.add_argument("name", metavar="NAME", help="a name that `ds-config list` prints")
-    show.add_argument("--path", action="store_true", help="print the file's path instead of its text")
+    parser = argparse.ArgumentParser(
+        prog="ds-config",
+        description="DeepSpeed configurations for Ascend NPUs.",
+        epilog="Exit status: 0 done, 1 done and something was found, 2 refused (the reason is on stderr).",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        module = import_module(f"ds_configs.commands.{name}")
+        command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
     return parser
 
 
@@ -25,17 +35,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``ds-config`` with ``argv`` (default: the command line) and return its exit status."""
     args = build_parser().parse_args(argv)
     try:
-        if args.command == "list":
-            width = max(len(name) for name in preset_names())
-            for name in preset_names():
-                print(f"{name:<{width}}  {describe_preset(name)}")
-        else:
-            path = preset_path(args.name)
-            print(path if args.path else path.read_text(encoding="utf-8").rstrip())
+        status = args.run(args)
+        sys.stdout.flush()
     except DsConfigError as error:
         print(f"ds-config: {error}", file=sys.stderr)
-        return 2
-    return 0
+        return REFUSED
+    except BrokenPipeError:
+        # The reader, such as `head`, has gone: what Python flushes at exit must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
 
 
 if __name__ == "__main__":

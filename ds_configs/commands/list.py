@@ -1,0 +1,21 @@
+"""``ds-config list``: the presets, one a line."""
+
+from __future__ import annotations
+
+import argparse
+
+from ds_configs.presets import describe_preset, preset_names
+
+HELP = "list the presets, one a line"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare no argument: the list is always whole."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the names of the presets and what each does."""
+    width = max(len(name) for name in preset_names())
+    for name in preset_names():
+        print(f"{name:<{width}}  {describe_preset(name)}")
+    return 0
