@@ -1,0 +1,1 @@
+"""Tests of the schema, and the program that extracts it from the DeepSpeed package."""
