@@ -278,6 +278,17 @@ def test_copies_between_npus() -> None:
 
 
 @on_ranks(1, backend=None)
+def test_an_operator_run_by_name_takes_tensors_without_elements() -> None:
+    """They have no memory at all, which is not the same as an operand left out."""
+    import torch_npu
+
+    for shape in ((0,), (5, 0), (0, 5)):
+        cast = torch_npu.npu_format_cast(torch.ones(shape, device="npu"), 3)
+        torch.npu.synchronize()
+        assert cast.shape == shape
+
+
+@on_ranks(1, backend=None)
 def test_an_operator_run_by_name_that_is_not_simulated_raises_and_names_itself() -> None:
     import torch_npu  # absent where there is no NPU
 

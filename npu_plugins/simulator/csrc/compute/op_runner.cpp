@@ -1,6 +1,8 @@
 // Runs the operators that torch_npu launches by type name from inside its own C++.
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -51,12 +53,16 @@ const AclKernels& kernels() {
     return *table;
 }
 
+bool has_no_elements(const Ints& shape) { return std::find(shape.begin(), shape.end(), 0) != shape.end(); }
+
 // A dense host tensor over an operand. Constants in host memory may be gone when the task runs: they are copied.
 at::Tensor operand(const aclTensorDesc* desc, const aclDataBuffer* buffer) {
     void* memory = buffer ? buffer->data : nullptr;
     if (!desc->constant.empty()) memory = const_cast<char*>(desc->constant.data());
-    if (!memory || desc->dtype == ACL_DT_UNDEFINED) return {};
+    if (desc->dtype == ACL_DT_UNDEFINED) return {};
     const auto options = at::TensorOptions().dtype(torch_dtype(desc->dtype)).device(at::kCPU);
+    if (has_no_elements(desc->shape)) return at::empty(desc->shape, options);  // has no memory, and is an operand
+    if (!memory) return {};
     const at::Tensor tensor = at::from_blob(memory, desc->shape, options);
     return desc->on_host || !desc->constant.empty() ? tensor.clone() : tensor;
 }
