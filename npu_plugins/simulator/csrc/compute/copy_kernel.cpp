@@ -4,6 +4,8 @@
 
 #include "compute/alias.h"
 #include "compute/opapi/operator.h"
+#include "torch_npu/csrc/core/npu/NPUCachingAllocator.h"
+#include "torch_npu/csrc/core/npu/NPURecovery.h"
 #include "torch_npu/csrc/core/npu/NPUStream.h"
 
 namespace npu_sim {
@@ -34,6 +36,12 @@ bool queue_behind_busy_stream(const at::Tensor& target, const at::Tensor& source
     return true;
 }
 
+// As torch_npu's own copy: what is read must be safe, what is written over becomes so.
+void check_and_make_safe(const at::Tensor& target, const at::Tensor& source) {
+    c10_npu::check_npu_tensor_is_safe(source);
+    if (on_npu(target)) c10_npu::NPUCachingAllocator::updateBlockToSafe(target.storage().data_ptr());
+}
+
 }  // namespace
 
 CopyKernel::CopyKernel(const c10::OperatorHandle& op)
@@ -42,6 +50,7 @@ CopyKernel::CopyKernel(const c10::OperatorHandle& op)
 void CopyKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     const auto arguments = torch::jit::last(*stack, 3);
     const bool non_blocking = arguments[2].toBool();
+    if (c10_npu::get_npu_data_unsafe_flag()) check_and_make_safe(arguments[0].toTensor(), arguments[1].toTensor());
     if (non_blocking && is_asynchronous(arguments[0].toTensor(), arguments[1].toTensor()))
         by_torch_npu_.callBoxed(op, keys, stack);
     else if (queue_behind_busy_stream(arguments[0].toTensor(), arguments[1].toTensor()))

@@ -13,6 +13,7 @@
 #include "compute/launch.h"
 #include "compute/output_allocator.h"
 #include "compute/random.h"
+#include "torch_npu/csrc/core/npu/NPURecovery.h"
 
 namespace npu_sim {
 namespace {
@@ -53,6 +54,7 @@ struct HostKernel::Call {
     c10::SmallVector<int, 2> mutated_index;
     std::optional<c10::Device> device;
     std::optional<c10::Device> other_device;  // a copy between two NPUs depends on both
+    const bool refuses_unsafe;                // memory that a failure of the NPU spoilt, see torch_npu.npu._recovery
 
     at::Tensor alias(const at::Tensor& tensor, bool written, bool host_allowed) {
         if (!tensor.defined()) return tensor;
@@ -69,6 +71,7 @@ struct HostKernel::Call {
                     *device, " and ", tensor.device(), ".");
         TORCH_CHECK(tensor.layout() == c10::kStrided && tensor.has_storage(), op.schema().name(),
                     " of a tensor with layout ", tensor.layout(), " is not simulated; use a strided tensor on the NPU.");
+        if (refuses_unsafe) c10_npu::check_npu_tensor_is_safe(tensor);
         aliased.push_back({tensor, host_alias(tensor), written});
         return aliased.back().host;
     }
@@ -104,6 +107,7 @@ HostKernel::HostKernel(const c10::OperatorHandle& op) {
     const auto& schema = op.schema();
     argument_count_ = schema.arguments().size();
     takes_host_tensors_ = takes_host_tensors(schema.name());
+    may_refuse_unsafe_ = schema.name() != "aten::copy_";  // its kernel makes the target safe
     for (size_t i = 0; i < argument_count_; ++i) {
         const auto& argument = schema.arguments()[i];
         is_written_.push_back(argument.alias_info() && argument.alias_info()->isWrite());
@@ -174,7 +178,7 @@ void HostKernel::from_host(Call& call, torch::jit::Stack* stack) const {
 }
 
 void HostKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    Call call{op, {}, {}, {}, std::nullopt, std::nullopt};
+    Call call{op, {}, {}, {}, std::nullopt, std::nullopt, may_refuse_unsafe_ && c10_npu::get_npu_data_unsafe_flag()};
     to_host(call, stack);
     c10::DeviceGuard device_guard(*call.device);
     wait_for_earlier_work(call.device->index());

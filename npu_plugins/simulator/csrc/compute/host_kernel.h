@@ -26,6 +26,7 @@ class HostKernel final : public c10::OperatorKernel {
     int generator_argument_ = -1;
     bool draws_ = false;
     bool takes_host_tensors_;  // mixes with CPU tensors of any size, as the real operator does
+    bool may_refuse_unsafe_ = true;
     int device_argument_ = -1;
 };
 
