@@ -1,4 +1,4 @@
-"""Memory that a fault of the NPU made unsafe (torch_npu.npu._recovery) is not computed with until written over."""
+"""Memory that a fault of the NPU made unsafe (torch_npu.npu._recovery) is refused until written over."""
 
 from __future__ import annotations
 
