@@ -1,0 +1,5 @@
+"""Model shapes: the sizes of a model, read from a Hugging Face config.json or derived from a parameter count."""
+
+from ds_configs.models.shape import MlaShape, ModelShape, MoeShape
+
+__all__ = ["MlaShape", "ModelShape", "MoeShape"]
