@@ -14,7 +14,12 @@ import torch.distributed as dist
 
 REDUCED_DTYPES = ("int8", "int16", "int32", "int64", "float16", "bfloat16", "float32")
 CAST_DTYPES = ("bool", "uint8")  # torch_npu widens these for all_reduce
-MOVED_DTYPES = (*REDUCED_DTYPES, *CAST_DTYPES, "float64", "float8_e4m3fn", "float8_e5m2")
+MOVED_DTYPES = (
+    *REDUCED_DTYPES,
+    *CAST_DTYPES,
+    *("uint16", "uint32", "uint64"),
+    *("float64", "float8_e4m3fn", "float8_e5m2"),
+)
 REDUCTIONS = ("sum", "prod", "min", "max", "avg")
 
 

@@ -89,6 +89,10 @@ void confuse(const Tensor& x, const Ints& perm, const Ints& shape, bool transpos
 
 void cast(const Tensor& x, aclDataType, const Tensor& out) { out.copy_(x); }
 
+void constant_pad(const Tensor& x, const Ints& padding, const c10::Scalar& value, const Tensor& out) {
+    put(out, at::constant_pad_nd(x, padding, value));
+}
+
 void inplace_copy(const Tensor& to, const Tensor& from) { to.copy_(from); }
 
 }  // namespace
@@ -115,6 +119,9 @@ NPU_SIM_ACLNN(aclnnConfusionTranspose,
                const aclTensor* out),
               confuse, x, perm, shape, transpose_first, out)
 NPU_SIM_ACLNN(aclnnCast, (const aclTensor* x, aclDataType dtype, const aclTensor* out), cast, x, dtype, out)
+NPU_SIM_ACLNN(aclnnConstantPadNd,
+              (const aclTensor* x, const aclIntArray* padding, const aclScalar* value, const aclTensor* out),
+              constant_pad, x, padding, value, out)
 NPU_SIM_ACLNN(aclnnInplaceCopy, (const aclTensor* to, const aclTensor* from), inplace_copy, to, from)
 
 }  // namespace npu_sim
