@@ -82,7 +82,7 @@ setup(
     packages=find_packages(include=["npu_plugins*", "ds_configs*", "hf_integration*"]),
     package_data={
         "npu_plugins": ["simulator/csrc/**/*.cpp", "simulator/csrc/**/*.h"],
-        "ds_configs": ["presets/*.json", "schema/versions/*.json"],
+        "ds_configs": ["presets/*.json", "schema/versions/*.json", "lint/*.json"],
     },
     # Wide on purpose: a user with a card brings the torch and torch_npu pair of the CANN in place.
     # torch_npu is in the extra "npu" only: it has wheels for Linux alone, and which one fits depends on CANN.
@@ -97,10 +97,13 @@ setup(
         "packaging",
         "matplotlib>=3.7",
         "tqdm",
+        "hjson>=3.1",
+        "tree-sitter>=0.23",
+        "tree-sitter-json>=0.23",
     ],
     extras_require={
         "npu": ['torch_npu>=2.1; sys_platform == "linux"'],
-        "test": ["pytest>=8", "hypothesis>=6", "expecttest", "cloudpickle", "ruff", "mypy"],
+        "test": ["pytest>=8", "hypothesis>=6", "expecttest", "cloudpickle", "jsonschema", "ruff", "mypy"],
     },
     cmdclass={"build": Build, "build_pth": BuildPth},
     entry_points={
