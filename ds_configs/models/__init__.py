@@ -1,4 +1,4 @@
-"""Model shapes: the sizes of a model, read from a Hugging Face config.json or derived from a parameter count."""
+"""Model shapes: a model's sizes, read from a Hugging Face config.json or derived from a parameter count."""
 
 from ds_configs.models.shape import MlaShape, ModelShape, MoeShape
 

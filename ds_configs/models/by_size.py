@@ -1,9 +1,10 @@
 """A model of a given number of parameters, for estimates before there is a configuration.
 
-The rule: a GPT as Megatron-LM builds it (Narayanan et al. 2021, arXiv 2104.04473 §5.1: MLP of 4 × hidden, learned
-positions, 51,200 tokens, tied output layer), heads of 128. Its hidden size over its number of layers is interpolated, in
-the logarithm of the size, between the models of that paper's table 1. Whole layers and heads rarely meet the size, so
-the MLP's width, a multiple of 64, takes up the difference, and a last vector the rest: the total is exact.
+The rule: a GPT as Megatron-LM builds it (Narayanan et al. 2021, arXiv 2104.04473 §5.1: MLP of 4 × hidden,
+learned positions, 51,200 tokens, tied output layer), heads of 128. Its hidden size over its number of layers
+is interpolated, in the logarithm of the size, between the models of that paper's table 1. Whole layers and
+heads rarely meet the size, so the MLP's width, a multiple of 64, takes up the difference, and a last vector
+the rest: the total is exact.
 """
 
 from __future__ import annotations
@@ -118,6 +119,9 @@ def _gpt(name: str, layers: int, hidden: int, ffn: int, remainder: int) -> Model
         tied_embeddings=True,
         learned_positions=POSITIONS,
         norm="layernorm",
+        activation="gelu",
+        dropout=0.1,
+        attention_dropout=0.1,
         attention_bias=True,
         attention_out_bias=True,
         mlp_bias=True,

@@ -1,8 +1,8 @@
 """Reads a Hugging Face ``config.json`` into a ModelShape; ``families.json`` says how each family spells it.
 
 In ``families.json`` a field's rule is a constant, ``[key, …, default]`` (the first key present wins; a null
-default lets the shape derive the value), or ``{"key", "true", "false", "default"}`` for a switch. The defaults are
-those of transformers' configuration classes: a saved config.json leaves out what equals them.
+default lets the shape derive the value), or ``{"key", "true", "false", "default"}`` for a switch. Defaults
+are those of transformers' configuration classes: a saved config.json leaves out what equals them.
 """
 
 from __future__ import annotations
@@ -63,11 +63,14 @@ def shape_of_config(config: Mapping[str, Any], name: str) -> ModelShape:
     rules = load_families().get(str(model_type))
     if rules is None:
         rules = _generic(text, model_type)
-        notes = (*notes, f"model_type {model_type!r} is not known here: taken for a Llama with this file's sizes, "
-                 "so biases, norms and experts of its own are not counted")  # fmt: skip
+        guess = (
+            f"model_type {model_type!r} is not known here: taken for a Llama with this file's sizes, so "
+            "biases, norms and experts of its own are not counted"
+        )
+        notes = (*notes, guess)
     try:
         return _build(name, text, rules, notes)
-    except TypeError as error:
+    except (TypeError, AttributeError) as error:
         raise DsConfigError(f"the configuration of {name} has a value of the wrong type: {error}") from None
 
 
@@ -119,6 +122,10 @@ def _build(
     values["learned_positions"] = values.get("learned_positions", 0) + values.pop(
         "learned_positions_offset", 0
     )
+    for field in ("layers", "hidden", "heads"):
+        if not isinstance(values[field], int) or values[field] < 1:
+            key = rules[field][0]
+            raise DsConfigError(f"{key} of {name} is {values[field]!r}; it must be a whole number, 1 or more")
     hidden, heads = values["hidden"], values["heads"]
     values["ffn"] = values.get("ffn") or 4 * hidden
     values["kv_heads"] = values.get("kv_heads") or heads

@@ -86,6 +86,11 @@ class ModelShape:
     learned_positions: int = 0
     """Rows of a learned position table; 0: rotary, ALiBi or none."""
     norm: Norm = "rmsnorm"
+    activation: str = "silu"
+    """Activation of the MLP, by transformers' name."""
+    dropout: float = 0.0
+    """Probability of dropping an element of what a block adds to the residual stream."""
+    attention_dropout: float = 0.0
     norms_per_layer: int = 2
     final_norm: bool = True
     embedding_norm: bool = False

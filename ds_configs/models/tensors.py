@@ -103,7 +103,10 @@ def _attention(shape: ModelShape) -> list[Tensor]:
         "full": (queries, keys),
     }[shape.qk_norm]
     for index, width in enumerate(widths):
-        tensors += _norm(shape, f"qk_norm{index}", width)
+        if shape.qk_norm == "each_head":  # these are without bias even where other norms have one
+            tensors.append(Tensor(f"qk_norm{index}.weight", (width,)))
+        else:
+            tensors += _norm(shape, f"qk_norm{index}", width)
     return tensors
 
 
