@@ -82,7 +82,7 @@ setup(
     packages=find_packages(include=["npu_plugins*", "ds_configs*", "hf_integration*"]),
     package_data={
         "npu_plugins": ["simulator/csrc/**/*.cpp", "simulator/csrc/**/*.h"],
-        "ds_configs": ["presets/*.json", "schema/versions/*.json", "lint/*.json", "models/*.json"],
+        "ds_configs": ["**/*.json"],
     },
     # Wide on purpose: a user with a card brings the torch and torch_npu pair of the CANN in place.
     # torch_npu is in the extra "npu" only: it has wheels for Linux alone, and which one fits depends on CANN.

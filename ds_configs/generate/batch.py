@@ -1,0 +1,91 @@
+"""The batch triple: train batch = micro-batch × accumulation × data-parallel ranks (config.py:600)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ds_configs.errors import DsConfigError
+from ds_configs.generate.options import AUTO
+
+if TYPE_CHECKING:
+    from ds_configs.generate.request import ConfigRequest
+
+KEYS = {
+    "train_batch": "train_batch_size",
+    "micro_batch": "train_micro_batch_size_per_gpu",
+    "accumulation": "gradient_accumulation_steps",
+}
+
+
+def batch_keys(request: ConfigRequest) -> dict[str, Any]:
+    """Return the batch keys of the configuration: what is given, and what follows from it.
+
+    With the world size known, all three are written for plain DeepSpeed; without it those that are given, and
+    DeepSpeed derives the rest. AutoTP's ``train_batch_size`` is left out: DeepSpeed counts tp ranks as
+    data-parallel there and would refuse the number of sequences that a step really sees. For HF what is not
+    given stays ``"auto"``.
+
+    Raises:
+        DsConfigError: too little is given, or the three do not multiply out.
+    """
+    given = {name: getattr(request, name) for name in KEYS if getattr(request, name) != AUTO}
+    replicas = request.parallel.dp if request.parallel else None
+    if request.target == "hf":
+        if len(given) == 3:
+            _check_product(given, replicas)
+        return {key: given.get(name, AUTO) for name, key in KEYS.items()}
+    complete = _completed(given, replicas)
+    if request.autotp:
+        complete.pop("train_batch", None)
+        if set(complete) != {"micro_batch", "accumulation"}:
+            raise DsConfigError(
+                "AutoTP needs micro_batch and accumulation in numbers, because DeepSpeed counts a train "
+                "batch over tp ranks too; give micro_batch, or world_size so that it can be computed"
+            )
+    return {KEYS[name]: complete[name] for name in KEYS if name in complete}
+
+
+def _completed(given: dict[str, int], replicas: int | None) -> dict[str, int]:
+    """Return ``given`` with what follows from it."""
+    if not set(given) & {"train_batch", "micro_batch"}:
+        raise DsConfigError(
+            "plain DeepSpeed needs a batch in numbers; give micro_batch, or train_batch and accumulation"
+        )
+    values = dict(given)
+    if len(values) == 1:
+        values["accumulation"] = 1
+    if replicas is None:
+        if len(values) == 3:
+            _check_product(values, None)
+        return values
+    if len(values) == 3:
+        _check_product(values, replicas)
+    elif "train_batch" not in values:
+        values["train_batch"] = values["micro_batch"] * values["accumulation"] * replicas
+    else:
+        missing, known = (
+            ("micro_batch", "accumulation") if "accumulation" in values else ("accumulation", "micro_batch")
+        )
+        divisor = values[known] * replicas
+        values[missing] = values["train_batch"] // divisor
+        if values["train_batch"] % divisor or not values[missing]:
+            raise DsConfigError(
+                f"train_batch={values['train_batch']} is no multiple of {known}={values[known]} × {replicas} "
+                f"data-parallel ranks; give a multiple of {divisor}"
+            )
+    return values
+
+
+def _check_product(values: dict[str, int], replicas: int | None) -> None:
+    train, micro, accumulation = (values[name] for name in KEYS)
+    product = micro * accumulation
+    if replicas is not None and train != product * replicas:
+        raise DsConfigError(
+            f"train_batch={train} is not micro_batch {micro} × accumulation {accumulation} × {replicas} "
+            f"data-parallel ranks = {product * replicas}; drop one of the three"
+        )
+    if train % product:
+        raise DsConfigError(
+            f"train_batch={train} is no multiple of micro_batch {micro} × accumulation {accumulation} = "
+            f"{product}; drop one of the three"
+        )

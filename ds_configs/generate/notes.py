@@ -1,0 +1,62 @@
+"""What a user should know of a configuration that the file itself cannot say."""
+
+from __future__ import annotations
+
+from ds_configs.generate.options import AUTO, recipes
+from ds_configs.generate.request import ConfigRequest
+
+
+def notes(request: ConfigRequest) -> list[str]:
+    """Return sentences about ``request``'s configuration, most important first; often none."""
+    found = [
+        (
+            bool(request.zero.get("overlap_comm")),
+            "overlap_comm has given NaN gradients and wrong losses over HCCL; compare some losses with it "
+            "off",
+        ),
+        (
+            request.pp > 1,
+            "DeepSpeed reads no number of stages from the file: build PipelineModule(layers, "
+            f"num_stages={request.pp})",
+        ),
+        (
+            request.autotp and request.target == "deepspeed",
+            "train_batch_size is left out, because DeepSpeed's AutoTP counts tp ranks as data-parallel: a "
+            f"step sees 1/{request.tp} of the batch it reports",
+        ),
+        (
+            request.autotp,
+            f"AutoTP wants the same batch on all {request.tp} ranks of a group: seed the sampler by the "
+            "group, not the rank",
+        ),
+        (
+            request.activation_checkpointing is not None,
+            "activation_checkpointing acts only where the program calls "
+            "deepspeed.checkpointing.configure(mpu, deepspeed_config=…) and checkpoint()",
+        ),
+        (
+            request.target == "hf" and request.steps_per_print is not None,
+            "accelerate overrides steps_per_print so that DeepSpeed never prints; use the Trainer's "
+            "--logging_steps",
+        ),
+        (
+            request.target == "hf" and request.precision != AUTO,
+            f"the Trainer's own flag must agree: {_flag(request.precision)}",
+        ),
+        (
+            request.target == "deepspeed" and request.optimizer is None,
+            "the file names no optimizer: hand one to deepspeed.initialize",
+        ),
+        (
+            bool(request.optimizer)
+            and recipes("optimizers")[request.optimizer or "AdamW"].untested
+            and request.stage > 0,
+            f"ZeRO has not been tested with {request.optimizer} by DeepSpeed, so "
+            "zero_allow_untested_optimizer is set",
+        ),
+    ]
+    return [sentence for holds, sentence in found if holds]
+
+
+def _flag(precision: str) -> str:
+    return {"fp32": "neither --bf16 nor --fp16"}.get(precision, f"--{precision}")
