@@ -1,0 +1,81 @@
+"""The memory of a training job: for each pipeline stage the terms at the moment that needs most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from ds_configs.memory.activations import layer_bytes
+from ds_configs.memory.device import allocator_slack, hccl_bytes
+from ds_configs.memory.head import embedding_bytes, head_bytes, loss_peak_bytes
+from ds_configs.memory.job import MemoryJob
+from ds_configs.memory.pipeline import in_flight
+from ds_configs.memory.rank import RankPart, rank_part
+from ds_configs.memory.result import MemoryEstimate, StageEstimate
+from ds_configs.memory.wrappers import StateMemory, state_memory
+
+Terms = Mapping[str, int]
+
+
+def estimate(job: MemoryJob) -> MemoryEstimate:
+    """Return the device and host memory of each pipeline stage's rank, by term, at its peak.
+
+    Model states follow the ZeRO paper (arXiv 1910.02054 §3) and DeepSpeed 0.19.8's own buffers, activations
+    Korthikanti et al. 2022 (arXiv 2205.05198 §4) or, for transformers' unfused layers, what autograd keeps.
+    """
+    return MemoryEstimate(tuple(_stage(job, stage) for stage in range(job.parallel.pp)))
+
+
+def _stage(job: MemoryJob, stage: int) -> StageEstimate:
+    parallel = job.parallel
+    part = rank_part(job.shape, parallel.tp, parallel.ep, parallel.pp, stage, job.kernels == "megatron")
+    states = state_memory(job, part)
+    moments = _moments(job, part, states, stage)
+    name = max(moments, key=lambda moment: sum(moments[moment].values()))
+    terms = {term: size for term, size in moments[name].items() if size}
+    terms["allocator slack"] = allocator_slack(sum(terms.values()))
+    terms["HCCL buffers"] = hccl_bytes(job)
+    return StageEstimate(stage, name, MappingProxyType(terms), MappingProxyType(dict(states.host)))
+
+
+def _moments(job: MemoryJob, part: RankPart, states: StateMemory, stage: int) -> dict[str, Terms]:
+    """Return the terms at each moment of the step that can be its peak."""
+    kept, working = _activations(job, part, stage)
+    earlier = states.carried if job.accumulation > 1 else {}
+    gathered = {"gathered parameters": states.gathered + states.fetch}
+    loss = loss_peak_bytes(job) if part.last else 0
+    logits = head_bytes(job) if part.last else 0
+    return {
+        "loss": _sum(
+            states.resident, earlier, gathered, {"activations": kept, "logits and loss": loss}
+        ),
+        "backward begins": _sum(
+            states.resident, states.first, gathered,
+            {"activations": kept + working, "logits and loss": logits},
+        ),
+        "backward ends": _sum(states.resident, states.last, {"logits and loss": logits}),
+        "optimizer step": _sum(states.resident, states.step),
+    }  # fmt: skip
+
+
+def _activations(job: MemoryJob, part: RankPart, stage: int) -> tuple[int, int]:
+    """Return what the stage keeps of all micro-batches in flight, and what one layer works with besides."""
+    flying = in_flight(job, stage)
+    sparse = sum(job.shape.is_moe_layer(layer) for layer in part.layers)
+    dense = len(part.layers) - sparse
+    kept = flying * sum(
+        count * layer_bytes(job, moe) for moe, count in ((True, sparse), (False, dense)) if count
+    )
+    largest = max(layer_bytes(job, moe, "none") for moe, count in ((True, sparse), (False, dense)) if count)
+    working = largest if job.recomputation == "full" else 0
+    if part.first:
+        kept += flying * embedding_bytes(job)
+    return round(kept), working
+
+
+def _sum(*parts: Terms) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for part in parts:
+        for term, size in part.items():
+            total[term] = total.get(term, 0) + size
+    return total

@@ -1,0 +1,41 @@
+"""Memory of what stands before and behind the layers: embedding, final norm, logits and loss."""
+
+from __future__ import annotations
+
+from ds_configs.memory.activations import FP32, MASK
+from ds_configs.memory.job import MemoryJob
+
+
+def _tokens(job: MemoryJob) -> int:
+    return job.micro_batch * job.sequence
+
+
+def embedding_bytes(job: MemoryJob) -> int:
+    """Return what the embedding keeps: the mask of its dropout (Korthikanti 2022 §4.3)."""
+    if not job.shape.dropout:
+        return 0
+    split = job.parallel.tp if job.kernels == "megatron" and job.parallel.sequence_parallel else 1
+    mask = MASK if job.kernels == "megatron" else job.element
+    return _tokens(job) * mask * job.shape.hidden // split
+
+
+def head_bytes(job: MemoryJob) -> int:
+    """Return what is there of final norm and logits from the forward pass to the end of the backward pass."""
+    e, hidden, vocab = job.element, job.shape.hidden, job.shape.vocab
+    if job.kernels == "megatron":  # Korthikanti 2022 §4.3: 4sbh/t (1 + v/h)
+        return _tokens(job) * (2 * e * hidden + FP32 * vocab) // job.parallel.tp
+    norm = (FP32 + e) * hidden if job.shape.norm == "rmsnorm" and e != FP32 else 2 * e * hidden
+    # The caller's output object holds the logits in the model's dtype.
+    return _tokens(job) * (norm + e * hidden + e * vocab)
+
+
+def loss_peak_bytes(job: MemoryJob) -> int:
+    """Return the peak of logits and loss.
+
+    transformers upcasts the logits to fp32; log_softmax's result, the gradient of the chosen
+    log-probabilities and that of the logits are there at once: three fp32 tensors beside the logits.
+    Megatron's vocab-parallel cross entropy works in place on one fp32 copy.
+    """
+    if job.kernels == "megatron":
+        return head_bytes(job)
+    return head_bytes(job) + _tokens(job) * 3 * FP32 * job.shape.vocab
