@@ -28,12 +28,18 @@ constexpr int64_t kL2Bytes = 192ll << 20;
 
 Machine read_machine() {
     const char* count_text = getenv("NPU_SIM");
-    const int count = count_text ? std::min(atoi(count_text), kMaxDevices) : 0;
     const char* hbm_text = getenv("NPU_SIM_HBM_BYTES");
-    Machine result{{}, hbm_text ? strtoull(hbm_text, nullptr, 10) : 64ull << 30};
+    return {count_text ? std::min(atoi(count_text), kMaxDevices) : 0,
+            hbm_text ? strtoull(hbm_text, nullptr, 10) : 64ull << 30};
+}
+
+// Physical numbers of what ASCEND_RT_VISIBLE_DEVICES lets this process see.
+std::vector<int> read_visible() {
+    const int count = machine().count;
+    std::vector<int> result;
     const char* visible = getenv("ASCEND_RT_VISIBLE_DEVICES");
     if (!visible) {
-        for (int device = 0; device < count; ++device) result.visible.push_back(device);
+        for (int device = 0; device < count; ++device) result.push_back(device);
         return result;
     }
     // As CANN: the list ends at the first entry that is no device of the machine.
@@ -42,9 +48,22 @@ Machine read_machine() {
         char* end = nullptr;
         const long device = strtol(entry.c_str(), &end, 10);
         if (end == entry.c_str() || device < 0 || device >= count) break;
-        result.visible.push_back(static_cast<int>(device));
+        result.push_back(static_cast<int>(device));
     }
     return result;
+}
+
+// What this process sees from its first use of a device on; until then the variable may still change.
+std::atomic<const std::vector<int>*>& settled_visible() {
+    static std::atomic<const std::vector<int>*> visible{nullptr};
+    return visible;
+}
+
+void settle_visible() {
+    if (settled_visible().load()) return;
+    const auto* mine = new std::vector<int>(read_visible());
+    const std::vector<int>* nobody = nullptr;
+    if (!settled_visible().compare_exchange_strong(nobody, mine)) delete mine;
 }
 
 bool valid(int device) { return device >= 0 && device < device_count(); }
@@ -89,8 +108,17 @@ bool use_some_device() {
     return this_thread_device >= 0;
 }
 
-int device_count() { return static_cast<int>(machine().visible.size()); }
-int physical_device(int device) { return machine().visible.at(static_cast<size_t>(device)); }
+int physical_device_count() { return machine().count; }
+
+int device_count() {
+    const auto* settled = settled_visible().load();
+    return static_cast<int>(settled ? settled->size() : read_visible().size());
+}
+
+int physical_device(int device) {
+    settle_visible();
+    return settled_visible().load()->at(static_cast<size_t>(device));
+}
 
 }  // namespace npu_sim
 
@@ -110,6 +138,7 @@ NPU_SIM_API aclError aclrtGetDeviceCount(uint32_t* count) {
 }
 
 NPU_SIM_API aclError aclrtSetDevice(int32_t device) {
+    settle_visible();
     if (!valid(device)) return invalid_device("aclrtSetDevice", device);
     set_current_device(device);
     return ACL_SUCCESS;

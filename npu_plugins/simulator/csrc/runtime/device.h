@@ -10,8 +10,8 @@ namespace npu_sim {
 constexpr int kMaxDevices = 64;
 
 struct Machine {
-    std::vector<int> visible;  // physical numbers, after ASCEND_RT_VISIBLE_DEVICES
-    uint64_t hbm_bytes;        // capacity of each NPU
+    int count;           // NPUs of the machine, visible or not
+    uint64_t hbm_bytes;  // capacity of each
 };
 
 // Read from the environment once; npu_plugins.simulator.settings has validated it before.

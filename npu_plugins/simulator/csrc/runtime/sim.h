@@ -35,6 +35,9 @@ NPU_SIM_EXPORT aclError fail(aclError code, const std::string& message);
 // The calling thread's device, or -1 before aclrtSetDevice.
 NPU_SIM_EXPORT int current_device();
 
+// Number of NPUs of the machine, visible to this process or not.
+NPU_SIM_EXPORT int physical_device_count();
+
 // Number of NPUs this process sees, after ASCEND_RT_VISIBLE_DEVICES.
 NPU_SIM_EXPORT int device_count();
 
