@@ -1,0 +1,153 @@
+"""What a rule sees: the document, what the values mean to DeepSpeed, and for whom the file is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ds_configs.documents import Document, Edit, Member, Node, delete_member
+from ds_configs.lint.finding import BOTH, Finding, Severity, codes
+from ds_configs.schema import Schema
+
+Path = tuple[str, ...]
+# What pydantic's lax mode takes for true and false.
+TRUE_WORDS = ("1", "on", "t", "true", "y", "yes")
+FALSE_WORDS = ("0", "off", "f", "false", "n", "no")
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to look at a file.
+
+    ``target`` is "hf", "deepspeed" or "both"; None detects it: a file with an "auto" that HF fills is HF's,
+    any other one DeepSpeed's. ``world_size`` counts data-parallel ranks; None: not known.
+    """
+
+    target: str | None = None
+    world_size: int | None = None
+    deepspeed_version: str | None = None
+    device: str = "npu"
+
+
+@dataclass(frozen=True)
+class Context:
+    """One document whose root is an object, under the options."""
+
+    document: Document
+    root: Node
+    schema: Schema
+    options: Options
+    target: frozenset[str] = field(default=BOTH)
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """The whole configuration."""
+        return self.root.value
+
+    def member(self, path: Path) -> Member | None:
+        """Return the member at ``path``, with its place."""
+        return self.root.find(path)
+
+    def get(self, path: Path, default: Any = None) -> Any:
+        """Return the value at ``path`` as written; ``default`` if it is not there."""
+        member = self.member(path)
+        return default if member is None else member.node.value
+
+    def block(self, path: Path) -> dict[str, Any]:
+        """Return the object at ``path``, {} if there is none."""
+        found = self.get(path)
+        return found if isinstance(found, dict) else {}
+
+    def flag(self, path: Path, default: bool = False) -> bool:
+        """Return the switch at ``path`` as DeepSpeed converts it; ``default`` for "auto" and nonsense."""
+        value = self.get(path)
+        if isinstance(value, str) and value.lower() in (*TRUE_WORDS, *FALSE_WORDS):
+            return value.lower() in TRUE_WORDS
+        return bool(value) if isinstance(value, bool | int | float) and value in (0, 1) else default
+
+    def number(self, path: Path, default: float | None = None) -> float | None:
+        """Return the number at ``path`` as DeepSpeed converts it; ``default`` for "auto" and nonsense."""
+        value = self.get(path)
+        if isinstance(value, str):
+            try:
+                return float(value)
+            except ValueError:
+                return default
+        return value if isinstance(value, bool | int | float) else default
+
+    @cached_property
+    def stage(self) -> int:
+        """The ZeRO stage, 0 if none is set."""
+        zero = self.get(("zero_optimization",))
+        if isinstance(zero, bool):  # the form of DeepSpeed 0.1, still taken
+            return int(zero)
+        stage = self.number(("zero_optimization", "stage"), 0)
+        return int(stage) if stage in (0, 1, 2, 3) else 0
+
+    @property
+    def stage_known(self) -> bool:
+        """Whether the file itself says the stage; accelerate fills "auto" with 2."""
+        return self.get(("zero_optimization", "stage")) != AUTO
+
+    def delete(self, path: Path) -> tuple[Edit, ...]:
+        """Return the edits that take the key at ``path`` out."""
+        parent = self.root if len(path) == 1 else self.root.find(path[:-1])
+        node = parent.node if isinstance(parent, Member) else parent
+        if node is None:
+            return ()
+        indices = [index for index, member in enumerate(node.members) if member.key == path[-1]]
+        return delete_member(self.document.text, node, indices[-1]) if indices else ()
+
+    def object_at(self, path: Path) -> Node | None:
+        """Return the object at ``path`` (``()``: the root), or None."""
+        if not path:
+            return self.root
+        member = self.member(path)
+        return member.node if member is not None and member.node.kind == "object" else None
+
+    def finding(
+        self,
+        code: str,
+        path: Path,
+        reason: str,
+        mend: str,
+        *,
+        on_value: bool = False,
+        loaders: Iterable[str] = BOTH,
+        edits: Iterable[Edit] = (),
+        safe: bool = True,
+        severity: Severity | None = None,
+        consequence: str = "",
+    ) -> Finding:
+        """Return a finding at the key ``path`` (its value with ``on_value``), or at its nearest parent."""
+        known = codes()[code]
+        start, end = self._place(path, on_value)
+        line, column = self.document.lines.position(start)
+        end_line, end_column = self.document.lines.position(end)
+        return Finding(
+            code,
+            severity or known.severity,
+            self.document.path,
+            line,
+            column,
+            end_line,
+            end_column,
+            ".".join(path),
+            reason,
+            consequence or known.consequence,
+            mend,
+            frozenset(loaders),
+            tuple(edits),
+            safe,
+        )
+
+    def _place(self, path: Path, on_value: bool) -> tuple[int, int]:
+        while path:
+            member = self.member(path)
+            if member is not None:
+                return (member.node.start, member.node.end) if on_value else (member.start, member.end)
+            path, on_value = path[:-1], False
+        return self.root.start, self.root.start + 1

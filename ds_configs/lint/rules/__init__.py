@@ -1,0 +1,1 @@
+"""The rules of lint, a module a family; each offers ``check(context)``, which yields findings."""

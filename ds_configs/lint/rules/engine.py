@@ -1,0 +1,174 @@
+"""What DeepSpeedConfig lets through and deepspeed.initialize refuses: optimizers, schedulers, data types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path as File
+from typing import Any
+
+from ds_configs.documents import Edit, insert_member, replace_value
+from ds_configs.lint.context import AUTO, Context
+from ds_configs.lint.finding import Finding
+from ds_configs.lint.rules.conflicts import half
+
+TABLE = File(__file__).parent.parent / "engine.json"
+
+
+@cache
+def _table() -> Mapping[str, Any]:
+    return json.loads(TABLE.read_text(encoding="utf-8"))
+
+
+def check(context: Context) -> Iterator[Finding]:
+    """Yield what stops deepspeed.initialize."""
+    yield from _optimizer(context)
+    yield from _scheduler(context)
+    for block in ("optimizer", "scheduler"):
+        yield from _parameters(context, block)
+    path = ("zero_optimization", "legacy_stage1")
+    if context.stage and context.flag(path):
+        reason = "legacy_stage1 is refused since DeepSpeed 0.5.9"
+        yield context.finding("DSC611", path, reason, "delete the key", edits=context.delete(path))
+    yield from _dtypes(context)
+
+
+def _optimizer(context: Context) -> Iterator[Finding]:
+    kind = context.get(("optimizer", "type"))
+    if not isinstance(kind, str):
+        return
+    table = _table()["optimizers"]
+    if kind.lower() not in table["deepspeed"] and kind not in table["torch"]:
+        yield _unknown(context, "optimizer", kind, [*table["spelt"], *table["torch"]])
+    elif (
+        context.stage
+        and kind.lower() not in table["zero"]
+        and not context.flag(("zero_allow_untested_optimizer",))
+    ):
+        reason = f"ZeRO takes {kind} only with zero_allow_untested_optimizer"
+        mend = 'add "zero_allow_untested_optimizer": true, or take AdamW'
+        edits = _allow(context)
+        yield context.finding(
+            "DSC602", ("optimizer", "type"), reason, mend, on_value=True, edits=edits, safe=False
+        )
+    params = context.block(("optimizer", "params"))
+    if "max_grad_norm" in params:
+        edits = context.delete(("optimizer", "params", "max_grad_norm"))
+        if context.member(("gradient_clipping",)) is None:
+            added = insert_member(
+                context.document.text, context.root, "gradient_clipping", params["max_grad_norm"]
+            )
+            edits = (*edits, *added)
+        reason = "max_grad_norm is no parameter of an optimizer"
+        mend = "move it to the top level as gradient_clipping"
+        yield context.finding("DSC603", ("optimizer", "params", "max_grad_norm"), reason, mend, edits=edits)
+    scale = context.number(("fp16", "loss_scale"), 0)
+    if kind.lower() == "lamb" and scale:
+        reason = f"Lamb needs a dynamic loss scale, but fp16.loss_scale is {scale:g}"
+        yield context.finding("DSC608", ("fp16", "loss_scale"), reason, "write 0", on_value=True)
+
+
+def _allow(context: Context) -> tuple[Edit, ...]:
+    member = context.member(("zero_allow_untested_optimizer",))
+    if member is not None:
+        return replace_value(member.node, True)
+    return insert_member(context.document.text, context.root, "zero_allow_untested_optimizer", True)
+
+
+def _unknown(context: Context, block: str, kind: str, known: list[str]) -> Finding:
+    code = "DSC601" if block == "optimizer" else "DSC606"
+    gone = _table()["gone"].get(kind.lower())
+    near = get_close_matches(kind, known, n=1, cutoff=0.8)
+    member = context.member((block, "type"))
+    edits: tuple[Edit, ...] = ()
+    mend = f"take one of {', '.join(known[:8])}"
+    if near and member is not None:
+        mend, edits = f"write {near[0]}", replace_value(member.node, near[0])
+    reason = f"DeepSpeed {context.schema.version} has no {block} {kind!r}" + (f": {gone}" if gone else "")
+    # One slip of the pen is sure; another name for another method is not.
+    return context.finding(
+        code,
+        (block, "type"),
+        reason,
+        mend,
+        on_value=True,
+        edits=() if gone else edits,
+        safe=_slip(kind, near),
+    )
+
+
+def _slip(kind: str, near: list[str]) -> bool:
+    return bool(near) and near[0].lower() == kind.lower()
+
+
+def _scheduler(context: Context) -> Iterator[Finding]:
+    kind = context.get(("scheduler", "type"))
+    if not isinstance(kind, str):
+        return
+    table = _table()["schedulers"]
+    if kind not in table["deepspeed"] and kind not in table["torch"]:
+        yield _unknown(context, "scheduler", kind, [*table["deepspeed"], *table["torch"]])
+    path = ("scheduler", "params", "warmup_num_steps")
+    steps = context.get(path)
+    if (
+        kind in table["warmup"]
+        and isinstance(steps, int | float)
+        and (not isinstance(steps, int) or steps <= 0)
+    ):
+        whole = int(steps) if steps > 0 and float(steps).is_integer() else None
+        member = context.member(path)
+        edits = replace_value(member.node, whole) if member and whole else ()
+        reason = f"warmup_num_steps is {steps!r}"
+        yield context.finding(
+            "DSC607", path, reason, f"write {whole or 'a whole number above 0'}", on_value=True, edits=edits
+        )
+
+
+def _parameters(context: Context, block: str) -> Iterator[Finding]:
+    """Compare the parameters with those that the schema lists for the type; say nothing where it has none."""
+    kind = context.get((block, "type"))
+    listed = context.schema.variants.get((block, "params"), {})
+    named = {name.lower(): keys for name, keys in listed.items()}
+    if not isinstance(kind, str) or kind.lower() not in named:
+        return
+    known = {**context.schema.children((block, "params"), kind), **named[kind.lower()]}
+    given = context.block((block, "params"))
+    for name in given:
+        if name not in known and name != "max_grad_norm":
+            path = (block, "params", name)
+            near = get_close_matches(name, known, n=1, cutoff=0.85)
+            member = context.member(path)
+            edits: tuple[Edit, ...] = context.delete(path)
+            if near and near[0] not in given and member is not None:
+                edits = (Edit(member.start, member.end, json.dumps(near[0])),)
+            mend = f"write {near[0]}" if near else f"delete it; {kind} has {', '.join(sorted(known)[:8])}"
+            yield context.finding("DSC604", path, f"{kind} has no parameter {name}", mend, edits=edits)
+    for name, key in known.items():
+        if key.required and name not in given:
+            reason = f"{kind} needs {name}"
+            yield context.finding("DSC605", (block, "params"), reason, f"add {name} to {block}.params")
+
+
+def _dtypes(context: Context) -> Iterator[Finding]:
+    model = "fp16" if half(context, "fp16") else "bf16" if half(context, "bf16") else "fp32"
+    if AUTO in (context.get(("fp16", "enabled")), context.get(("bf16", "enabled"))):
+        return
+    names = _table()["dtypes"]
+    for key, code in (("param_dtype", "DSC504"), ("grad_accum_dtype", "DSC505")):
+        value = context.get(("data_types", key))
+        if not isinstance(value, str) or value not in names or names[value] == model:
+            continue
+        if key == "grad_accum_dtype" and context.stage:
+            continue
+        reason = f"data_types.{key} is {value}, but the model is {model}"
+        yield context.finding(
+            code,
+            ("data_types", key),
+            reason,
+            f"write {model} or delete it",
+            on_value=True,
+            edits=context.delete(("data_types", key)),
+            safe=False,
+        )
