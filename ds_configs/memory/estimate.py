@@ -12,7 +12,7 @@ from ds_configs.memory.job import MemoryJob
 from ds_configs.memory.pipeline import in_flight
 from ds_configs.memory.rank import RankPart, rank_part
 from ds_configs.memory.result import MemoryEstimate, StageEstimate
-from ds_configs.memory.wrappers import StateMemory, state_memory
+from ds_configs.memory.wrappers import StateMemory, model_states, state_memory
 
 Terms = Mapping[str, int]
 
@@ -35,7 +35,9 @@ def _stage(job: MemoryJob, stage: int) -> StageEstimate:
     terms = {term: size for term, size in moments[name].items() if size}
     terms["allocator slack"] = allocator_slack(sum(terms.values()))
     terms["HCCL buffers"] = hccl_bytes(job)
-    return StageEstimate(stage, name, MappingProxyType(terms), MappingProxyType(dict(states.host)))
+    return StageEstimate(
+        stage, name, MappingProxyType(terms), MappingProxyType(dict(states.host)), model_states(job, part)
+    )
 
 
 def _moments(job: MemoryJob, part: RankPart, states: StateMemory, stage: int) -> dict[str, Terms]:

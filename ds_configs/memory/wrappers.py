@@ -86,6 +86,21 @@ def state_memory(job: MemoryJob, part: RankPart) -> StateMemory:
     return _fp16_optimizer(job, divided)
 
 
+def model_states(job: MemoryJob, part: RankPart) -> dict[str, int]:
+    """Return what the ZeRO paper counts (arXiv 1910.02054 §3.1, §5): no buffer, no temporary, no padding but ZeRO's.
+
+    In fp32 there are no master weights beside the parameters, whatever DeepSpeed copies.
+    """
+    divided, element = divide(job, part), job.element
+    whole, share = divided.total, divided.partition
+    return {
+        "parameters": element * (share if job.stage == 3 else whole),
+        "gradients": element * (share if job.stage >= 2 else whole),
+        "master weights": (FP32 if job.mixed else 0) * (share if job.stage >= 1 else whole),
+        "optimizer states": _states(job, share if job.stage >= 1 else whole),
+    }
+
+
 def _states(job: MemoryJob, elements: int) -> int:
     return FP32 * job.optimizer_states * elements
 
