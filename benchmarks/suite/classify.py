@@ -20,6 +20,7 @@ NEEDS: tuple[tuple[str, str], ...] = (
     (r"module 'numpy' has no attribute '(\w+)'", "numpy 1 (numpy.{})"),
     (r"needs (\d+) GiB of host memory", "{} GiB of host memory"),
     (r"No module named '(torch\.[\w.]+)'", "another PyTorch release ({})"),
+    (r"module 'torch\._C' has no attribute '(\w+)'", "another PyTorch release (torch._C.{})"),
     (r"cannot import name '(\w+)' from '(torch[\w.]*)'", "another PyTorch release ({1}.{0})"),
     (r"(DeviceMesh).__init__\(\) got an unexpected keyword argument", "another PyTorch release ({})"),
     (r"'(DeviceMesh)' object has no attribute '(\w+)'", "another PyTorch release ({0}.{1})"),
