@@ -25,16 +25,21 @@ def bubble_seconds(schedule: Schedule, stages: list[Phase], virtual_stages: int 
     With equal stages the closed forms come out: GPipe (Huang et al. 2019 §2.3) and 1F1B (Narayanan et al.
     2021 §2.2.1) (p−1)(F+I+W); interleaved that over v (§2.2.2); ZB-H1 (p−1)(F+I−W) (Qi et al. 2024, arXiv
     2401.10241 §2.1); ZB-V (p−1)F/2, the skew between ranks, since inside a rank it has none at F = I = W
-    (arXiv 2405.15362). With unequal stages each of the others counts with its own time: the first micro-batch
-    passes them all.
+    (arXiv 2405.15362); where W is shorter, half of what it lacks is added, as no closed form is known. With
+    unequal stages each of the others counts with its own time: the first micro-batch passes them all.
     """
     busiest = max(range(len(stages)), key=lambda index: stages[index].total)
     others = [phase for index, phase in enumerate(stages) if index != busiest]
     if schedule == "zb-h1":
         return sum(max(0.0, p.forward + p.backward_input - p.backward_weight) for p in others)
     if schedule == "zb-v":
-        return sum(phase.forward / 2 for phase in others)
+        return sum(_skew(phase) for phase in others)
     return sum(phase.total for phase in others) / (virtual_stages if schedule == "interleaved" else 1)
+
+
+def _skew(phase: Phase) -> float:
+    forward, inputs, weights = phase.forward, phase.backward_input, phase.backward_weight
+    return (forward + max(0.0, forward - weights) + max(0.0, inputs - weights)) / 2
 
 
 def pipeline_send_seconds(chip: Chip, job: TrainingJob) -> float:

@@ -1,0 +1,128 @@
+"""A candidate as the other rooms see it: its ds_config, its memory job, its launch command."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from ds_configs.generate import ConfigRequest, generate, notes
+from ds_configs.memory import Buckets, MemoryJob
+
+if TYPE_CHECKING:
+    from ds_configs.plan.candidates import Candidate
+    from ds_configs.plan.request import PlanRequest
+
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+NVME_PATH = "/local_nvme"
+
+
+@lru_cache(maxsize=64)
+def zero_keys(stage: int, dtype: str, hidden: int) -> dict[str, Any]:
+    """Return ``zero_optimization`` as `ds-config generate` writes it: what is planned is what is written."""
+    request = ConfigRequest(
+        target="deepspeed", stage=stage, precision=dtype, micro_batch=1, hidden=hidden, optimizer=None
+    )
+    return generate(request)["zero_optimization"]
+
+
+def overlaps(stage: int, dtype: str, hidden: int) -> bool:
+    """Say whether that configuration communicates beside the computation."""
+    return bool(zero_keys(stage, dtype, hidden).get("overlap_comm"))
+
+
+@lru_cache(maxsize=64)
+def _buckets(stage: int, dtype: str, hidden: int) -> Buckets:
+    keys = {
+        "reduce": "reduce_bucket_size",
+        "allgather": "allgather_bucket_size",
+        "prefetch": "stage3_prefetch_bucket_size",
+        "persistence": "stage3_param_persistence_threshold",
+        "max_live": "stage3_max_live_parameters",
+        "sub_group": "sub_group_size",
+        "overlap_comm": "overlap_comm",
+        "contiguous_gradients": "contiguous_gradients",
+        "reduce_scatter": "reduce_scatter",
+    }
+    zero = zero_keys(stage, dtype, hidden)
+    return Buckets(**{name: zero[key] for name, key in keys.items() if key in zero})
+
+
+def memory_job(request: PlanRequest, candidate: Candidate) -> MemoryJob:
+    """Return what the memory model is asked about ``candidate``."""
+    job = candidate.job
+    return MemoryJob(
+        shape=job.shape,
+        parallel=job.parallel,
+        stage=job.stage,
+        dtype=request.dtype,
+        micro_batch=job.micro_batch,
+        sequence=job.seq,
+        accumulation=job.micro_batches,
+        recomputation=job.recomputation,
+        attention=job.attention,
+        schedule=job.schedule,
+        chunks=job.virtual_stages,
+        offload_optimizer=job.offload_optimizer,
+        offload_param=job.offload_param,
+        buckets=_buckets(job.stage, request.dtype, job.shape.hidden),
+    )
+
+
+def ds_config(request: PlanRequest, candidate: Candidate) -> tuple[dict[str, Any], list[str]]:
+    """Return the configuration that runs ``candidate``, and what its user must know beside it.
+
+    For ZeRO and AutoTP the file suits HF's Trainer, which fills in the optimizer's numbers; a pipeline has
+    its own program, so that every value is a value there and the program brings its optimizer.
+    """
+    job = candidate.job
+    hf = job.parallel.pp == 1 and candidate.engine.today
+    zero = {
+        key: value
+        for key, value in zero_keys(job.stage, request.dtype, job.shape.hidden).items()
+        if key not in ("stage", "offload_optimizer", "offload_param")
+    }
+    asked = ConfigRequest(
+        target="hf" if hf else "deepspeed",
+        stage=job.stage,
+        precision=request.dtype,
+        micro_batch=job.micro_batch,
+        accumulation=job.micro_batches,
+        world_size=request.npus,
+        tp=job.parallel.tp,
+        tp_by="autotp" if hf else "mpu" if job.parallel.tp > 1 else "autotp",
+        pp=job.parallel.pp,
+        hidden=job.shape.hidden,
+        optimizer="AdamW" if hf else None,
+        offload_optimizer=job.offload_optimizer,
+        offload_param=job.offload_param,
+        nvme_path=NVME_PATH if "nvme" in (job.offload_optimizer, job.offload_param) else None,
+        zero=zero,
+    )
+    return generate(asked), [*_engine_notes(candidate), *notes(asked)]
+
+
+def _engine_notes(candidate: Candidate) -> list[str]:
+    """Say what the file cannot: an engine still to come, and a pipeline's recomputation, an argument of
+    its module where the Trainer has a flag."""
+    found = []
+    if not candidate.engine.today:
+        found.append(f"the command needs {candidate.engine.name}")
+    if candidate.job.recomputation == "full" and candidate.job.parallel.pp > 1:
+        found.append("full recomputation is PipelineModule's activation_checkpoint_interval=1")
+    return found
+
+
+def launch_command(request: PlanRequest, candidate: Candidate, script: str, config_file: str) -> str:
+    """Return the command that starts ``candidate``; over several nodes it reads them from ``hostfile``."""
+    job, node = candidate.job, request.hardware.node_size
+    if request.nodes == 1:
+        words = ["deepspeed", f"--num_gpus {request.npus}"]
+    else:
+        words = ["deepspeed", "--hostfile hostfile", f"--num_nodes {request.nodes}", f"--num_gpus {node}"]
+    words += [script, f"--deepspeed {config_file}"]
+    if job.parallel.pp == 1 and candidate.engine.today:
+        words.append(f"--per_device_train_batch_size {job.micro_batch}")
+        words.append(f"--gradient_accumulation_steps {job.micro_batches}")
+        words += [] if request.dtype == "fp32" else [f"--{request.dtype}"]
+        words += ["--gradient_checkpointing"] if job.recomputation == "full" else []
+    return " ".join(words)

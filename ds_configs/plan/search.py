@@ -1,0 +1,178 @@
+"""The search: time every candidate, then ask the memory model about the fastest first.
+
+The memory model is the dearer of the two. Candidates that differ only in micro-batch and recomputation form a
+group: if not even its leanest member fits, the model is asked once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from ds_configs.memory import MemoryEstimate, estimate
+from ds_configs.plan.candidates import FAMILIES, Candidate, candidates
+from ds_configs.plan.config import memory_job
+from ds_configs.plan.request import PlanRequest
+from ds_configs.throughput import StepTime, step_time
+
+TOLERANCE = 0.03
+"""Part of a step's time below which two proposals are equal: the throughput model's own median error."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A candidate with its predicted step time and memory."""
+
+    candidate: Candidate
+    time: StepTime
+    memory: MemoryEstimate
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of a step."""
+        return self.time.total
+
+    @property
+    def family(self) -> str:
+        """The strategy."""
+        return self.candidate.family
+
+
+@dataclass(frozen=True)
+class Miss:
+    """The candidate of a family that comes nearest to fitting, and does not."""
+
+    candidate: Candidate
+    memory: MemoryEstimate
+    excess: int
+    """Bytes beyond what may be used, on the card or else on the host."""
+    where: str
+    """``NPU`` or ``host``."""
+
+    @property
+    def term(self) -> tuple[str, int]:
+        """Name and bytes of the largest term."""
+        terms = self.memory.terms if self.where == "NPU" else self.memory.worst.host_terms
+        return max(terms.items(), key=lambda item: item[1])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What came out: the proposal, the best of every other family, and those that do not fit."""
+
+    request: PlanRequest
+    proposals: tuple[Proposal, ...]
+    """The best of each family that fits; the first is proposed, the others follow by time."""
+    misses: tuple[Miss, ...]
+    """The nearest miss of each family that does not fit."""
+    impossible: tuple[str, ...]
+    """Families without any candidate for these cards and this batch."""
+    looked_at: int
+    """Candidates timed."""
+
+    @property
+    def winner(self) -> Proposal | None:
+        """The proposal, if anything fits."""
+        return self.proposals[0] if self.proposals else None
+
+    @property
+    def runs_today(self) -> Proposal | None:
+        """The best proposal that needs no engine still to come."""
+        return next((each for each in self.proposals if each.candidate.engine.today), None)
+
+
+def plan(request: PlanRequest) -> Plan:
+    """Return the plan for ``request``: strategies that fit, by predicted step time."""
+    families: dict[str, list[tuple[float, int, Candidate, StepTime]]] = defaultdict(list)
+    count = 0
+    for candidate in candidates(request):
+        time = step_time(candidate.job, request.hardware)
+        families[_key(candidate)].append((time.total, count, candidate, time))
+        count += 1
+    fits, misses = [], []
+    for name in sorted(families, key=_rank):
+        proposal, miss = _best_of(request, sorted(families[name], key=lambda each: each[:2]))
+        if proposal:
+            fits.append(proposal)
+        elif miss:
+            misses.append(miss)
+    kinds = {name.removesuffix(TODAY) for name in families}
+    return Plan(
+        request,
+        tuple(_ordered(fits)),
+        tuple(misses),
+        tuple(name for name in FAMILIES if name not in kinds and _meant(request, name)),
+        count,
+    )
+
+
+TODAY = " today"
+
+
+def _key(candidate: Candidate) -> str:
+    """Families are split by whether they run today, so that the best that does is never hidden."""
+    return candidate.family + (TODAY if candidate.engine.today else "")
+
+
+def _rank(key: str) -> tuple[bool, int]:
+    return not key.endswith(TODAY), FAMILIES.index(key.removesuffix(TODAY))
+
+
+def _meant(request: PlanRequest, family: str) -> bool:
+    """Whether ``family`` is worth a word: experts only for a model that has some."""
+    return request.shape.moe is not None or family != "expert parallel"
+
+
+def _ordered(fits: list[Proposal]) -> list[Proposal]:
+    """Put the proposed one first: the simplest of those whose times do not differ."""
+    if not fits:
+        return []
+    fastest = min(each.seconds for each in fits)
+    first = next(each for each in fits if each.seconds <= fastest * (1 + TOLERANCE))
+    return [first, *sorted((each for each in fits if each is not first), key=lambda each: each.seconds)]
+
+
+def _best_of(
+    request: PlanRequest, timed: list[tuple[float, int, Candidate, StepTime]]
+) -> tuple[Proposal | None, Miss | None]:
+    """Return the fastest of a family that fits, or the nearest miss."""
+    leanest: dict[tuple[object, ...], Candidate] = {}
+    for _, _, candidate, _ in timed:
+        known = leanest.get(candidate.group)
+        if known is None or _lean(candidate) < _lean(known):
+            leanest[candidate.group] = candidate
+    hopeless: set[tuple[object, ...]] = set()
+    nearest: Miss | None = None
+    for _, _, candidate, time in timed:
+        if candidate.group in hopeless:
+            continue
+        least = leanest.pop(candidate.group, None)
+        if least is not None and least is not candidate:
+            miss = _miss(request, least, estimate(memory_job(request, least)))
+            if miss:
+                hopeless.add(candidate.group)
+                nearest = _nearer(nearest, miss)
+                continue
+        memory = estimate(memory_job(request, candidate))
+        miss = _miss(request, candidate, memory)
+        if miss is None:
+            return Proposal(candidate, time, memory), None
+        nearest = _nearer(nearest, miss)
+    return None, nearest
+
+
+def _lean(candidate: Candidate) -> tuple[int, bool]:
+    return candidate.job.micro_batch, candidate.job.recomputation != "full"
+
+
+def _miss(request: PlanRequest, candidate: Candidate, memory: MemoryEstimate) -> Miss | None:
+    """Return by how much ``memory`` does not fit, or None where it does."""
+    excess = memory.total - request.capacity
+    if excess > 0:
+        return Miss(candidate, memory, excess, "NPU")
+    over = memory.host - int(request.hardware.host_bytes * (1 - request.margin))
+    return Miss(candidate, memory, over, "host") if over > 0 else None
+
+
+def _nearer(one: Miss | None, other: Miss) -> Miss:
+    return other if one is None or other.excess < one.excess else one
