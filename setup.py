@@ -97,6 +97,7 @@ setup(
         "packaging",
         "matplotlib>=3.7",
         "tqdm",
+        "rich>=13",
         "hjson>=3.1",
         "tree-sitter>=0.23",
         "tree-sitter-json>=0.23",

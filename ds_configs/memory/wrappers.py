@@ -87,7 +87,7 @@ def state_memory(job: MemoryJob, part: RankPart) -> StateMemory:
 
 
 def model_states(job: MemoryJob, part: RankPart) -> dict[str, int]:
-    """Return what the ZeRO paper counts (arXiv 1910.02054 §3.1, §5): no buffer, no temporary, no padding but ZeRO's.
+    """Return what the ZeRO paper counts (arXiv 1910.02054 §3.1, §5): no buffers or temporaries.
 
     In fp32 there are no master weights beside the parameters, whatever DeepSpeed copies.
     """

@@ -32,8 +32,8 @@ def find_model(text: str) -> ModelShape:
         return shape_of_config(_config(named_models()[text]), text)
     known = ", ".join([*published(), *named_models()])
     raise DsConfigError(
-        f"model {text} is neither a directory with a config.json, nor such a file, nor one of {known}; nothing is "
-        "downloaded here: give a path, or the size with --params"
+        f"model {text} is neither a directory with a config.json, nor such a file, nor one of {known}; "
+        "nothing is downloaded here: give a path, or the size with --params"
     )
 
 

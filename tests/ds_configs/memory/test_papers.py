@@ -93,7 +93,8 @@ def test_korthikanti_section_4_3_head(size: dict[str, int]) -> None:
 
 
 def test_korthikanti_equation_5_first_stage_holds_all_layers() -> None:
-    """Under 1F1B the first of p stages holds p micro-batches of L/p layers: as many as the whole model has."""
+    """Under 1F1B the first of p stages holds p micro-batches of L/p layers: as many as the whole model has.
+    Under 1F1B the first of p stages holds p micro-batches of L/p layers: as many as the whole model has."""
     shape = gpt(16, 64)
     job = MemoryJob(shape, ParallelConfig(pp=4), accumulation=16, kernels="megatron", attention="eager")
     kept = estimate(job).stages[0].terms["activations"]

@@ -1,0 +1,104 @@
+"""``ds-config memory``: what a job needs on each NPU and host, and the cheapest way to make it fit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ds_configs.errors import DsConfigError
+
+HELP = "estimate the memory of a training job, term by term"
+UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--model", metavar="MODEL", help="directory, config.json or name (such as llama-3-8b)")
+    model.add_argument("--params", metavar="SIZE", help="a GPT of so many parameters, such as 7.5B")
+    parser.add_argument("--config", metavar="FILE", help="a ds_config.json; flags win over it")
+    parser.add_argument("--world-size", type=int, metavar="N", help="ranks of the job (default: tp × pp)")
+    parser.add_argument("--tp", type=int, metavar="N", help="tensor-parallel ranks")
+    parser.add_argument("--pp", type=int, default=1, metavar="N", help="pipeline stages")
+    parser.add_argument("--ep", type=int, default=1, metavar="N", help="expert-parallel ranks")
+    parser.add_argument("--sequence-parallel", action="store_true", help="divide activations over tp too")
+    parser.add_argument("--stage", type=int, metavar="0-3", help="ZeRO stage")
+    parser.add_argument("--dtype", metavar="TYPE", help="bf16, fp16 or fp32 (default: the file's, else bf16)")
+    parser.add_argument("--micro-batch", type=int, metavar="N", help="sequences of one forward pass")
+    parser.add_argument("--accumulation", type=int, metavar="N", help="micro-batches of one step")
+    parser.add_argument("--seq", type=int, default=None, metavar="N", help="tokens of a sequence")
+    parser.add_argument("--recomputation", metavar="KIND", help="none, selective or full")
+    parser.add_argument("--attention", metavar="KIND", help="flash or eager")
+    parser.add_argument("--kernels", metavar="KIND", help="layers of transformers or of megatron")
+    parser.add_argument("--schedule", metavar="NAME", help="1f1b, gpipe, interleaved, zb-h1, zb-v, dualpipev")
+    parser.add_argument("--chunks", type=int, metavar="N", help="model chunks of a rank")
+    parser.add_argument("--offload-optimizer", metavar="WHERE", help="none, cpu or nvme")
+    parser.add_argument("--offload-param", metavar="WHERE", help="none, cpu or nvme")
+    parser.add_argument("--hccl-buffer", metavar="SIZE", help="HCCL_BUFFSIZE, such as 200MiB")
+    parser.add_argument("--hbm", metavar="SIZE", help="memory of one NPU, such as 64GiB: does it fit?")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw stacked bars")
+    parser.add_argument("--format", choices=("table", "json"), default="table")
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes that "64GiB", "512MiB" or "1000000" means.
+
+    Raises:
+        DsConfigError: it means none.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?\s*", text, re.IGNORECASE)
+    if not match:
+        raise DsConfigError(f"{text!r} is no size of memory; write 64GiB, 512MiB or a number of bytes")
+    shift = UNITS[(match.group(2) or "").upper()]
+    return int(float(match.group(1)) * (1 << shift))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the estimate; 1 if it does not fit --hbm."""
+    from ds_configs.memory import estimate
+    from ds_configs.memory.changes import cheapest_ways
+    from ds_configs.memory.report import as_json, sentences, table
+
+    job = _job(args)
+    result = estimate(job)
+    capacity = parse_bytes(args.hbm) if args.hbm else None
+    short = capacity is not None and not result.fits(capacity)
+    ways = cheapest_ways(job, capacity) if short and capacity is not None else []
+    if args.plot:
+        from ds_configs.memory.plot import draw
+
+        draw(job, args.plot, capacity)
+    if args.format == "json":
+        print(json.dumps(as_json(job, result, capacity, ways), indent=2, ensure_ascii=False))
+    else:
+        from rich.console import Console
+
+        console = Console(highlight=False)
+        console.print(table(result))
+        for line in sentences(job, result, capacity, ways):
+            console.print(line, soft_wrap=True)
+    return 1 if short else 0
+
+
+def _job(args: argparse.Namespace) -> Any:
+    from ds_configs.memory.settings import job_of_settings, read_settings, tensor_parallel_size
+    from ds_configs.models import ModelShape, find_model
+    from ds_configs.parallel import ParallelConfig
+
+    shape = ModelShape.from_parameters(args.params) if args.params else find_model(args.model)
+    config: Mapping[str, Any] = read_settings(args.config) if args.config else {}
+    tp = args.tp or tensor_parallel_size(config)
+    world = args.world_size or tp * args.pp
+    parallel = ParallelConfig.of_world(world, tp, args.pp, args.ep, args.sequence_parallel)
+    fields = (
+        "stage", "dtype", "micro_batch", "accumulation", "recomputation", "attention", "kernels", "schedule",
+        "chunks", "offload_optimizer", "offload_param",
+    )  # fmt: skip
+    flags = {field: getattr(args, field) for field in fields}
+    flags["sequence"] = args.seq or min(shape.max_positions, 4096)
+    if args.hccl_buffer:
+        flags["hccl_buffer"] = parse_bytes(args.hccl_buffer)
+    return job_of_settings(config, shape, parallel, **flags)
