@@ -31,6 +31,8 @@ class Document:
     faults: tuple[Fault, ...]
     root: Node | None
     lines: LineMap
+    deepspeed_error: str = ""
+    """Why DeepSpeed's own reader, Hjson, fails on the text; "" where it reads it, if not as what is meant."""
 
     @property
     def value(self) -> Any:
@@ -61,7 +63,7 @@ def parse_document(text: str, path: str = "ds_config.json") -> Document:
 def document_of(source: Source) -> Document:
     """Turn text into a document."""
     if source.text is None:
-        return Document(source.path, "", source.encoding, source.faults, None, LineMap(""))
+        return Document(source.path, "", source.encoding, source.faults, None, LineMap(""), "not text")
     text = source.text
     lines = LineMap(text)
     faults, readable = ([], True) if _is_json(text) else mend(text)
@@ -81,7 +83,7 @@ def document_of(source: Source) -> Document:
         faults += [*_duplicates(text, root)]
     everything = _as_deepspeed_reads(text, [*source.faults, *faults], root)
     everything.sort(key=lambda fault: (fault.start, fault.end))
-    return Document(source.path, text, source.encoding, tuple(everything), root, lines)
+    return Document(source.path, text, source.encoding, tuple(everything), root, lines, _hjson(text)[1])
 
 
 def _refuse_constant(name: str) -> None:

@@ -74,12 +74,13 @@ def check(context: Context) -> Iterator[Finding]:
 
 
 def _none_given(context: Context) -> Finding:
-    edits: tuple[Edit, ...] = ()
-    mend = "add train_micro_batch_size_per_gpu"
+    mend = "add train_micro_batch_size_per_gpu, as large as fits"
     if HF in context.target and DEEPSPEED not in context.target:
         mend = 'add "train_micro_batch_size_per_gpu": "auto"'
         edits = insert_member(context.document.text, context.root, MICRO[0], AUTO)
-    return context.finding("DSC301", (), "the file gives no batch size", mend, edits=edits)
+        return context.finding("DSC301", (), "the file gives no batch size", mend, edits=edits)
+    edits = insert_member(context.document.text, context.root, MICRO[0], 1)
+    return context.finding("DSC301", (), "the file gives no batch size", mend, edits=edits, safe=False)
 
 
 def _given(context: Context, triple: Triple) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ds_configs.documents import Edit, insert_member, replace_value
 from ds_configs.lint.context import AUTO, Context
-from ds_configs.lint.finding import Finding
+from ds_configs.lint.finding import DEEPSPEED, Finding
 from ds_configs.lint.rules.conflicts import half
 
 TABLE = File(__file__).parent.parent / "engine.json"
@@ -117,10 +117,12 @@ def _scheduler(context: Context) -> Iterator[Finding]:
         and isinstance(steps, int | float)
         and (not isinstance(steps, int) or steps <= 0)
     ):
-        whole = int(steps) if steps > 0 and float(steps).is_integer() else None
+        whole: Any = int(steps) if steps > 0 and float(steps).is_integer() else None
         member = context.member(path)
         edits = replace_value(member.node, whole) if member and whole else ()
         reason = f"warmup_num_steps is {steps!r}"
+        if member and DEEPSPEED not in context.target:  # HF compares it with at least 1, so it never matches
+            whole, edits = AUTO, replace_value(member.node, AUTO)
         yield context.finding(
             "DSC607", path, reason, f"write {whole or 'a whole number above 0'}", on_value=True, edits=edits
         )
