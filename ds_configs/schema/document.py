@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 from ds_configs.errors import DsConfigError
+from ds_configs.schema.checks import refusal_of_value
 from ds_configs.schema.key import Json, Key
 
 FOLDER = Path(__file__).parent / "versions"
-VERSIONS = ("0.19.8",)
+VERSIONS = ("0.16.9", "0.17.6", "0.18.9", "0.19.8")
 LATEST = VERSIONS[-1]
-PATHS = ("path", "alias_of", "new_path")
+PATHS = ("alias_of", "new_path")
 TUPLES = ("types", "choices", "items", "item_choices")
+# DeepSpeed's models take a key of this name for the switch of their constructor that keeps "auto" values.
+SWITCH = "strict"
+KeyPath = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One key that DeepSpeed's parser refuses, and why: a clause that follows the key's name."""
+
+    path: KeyPath
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -26,32 +39,91 @@ class Schema:
     """
 
     version: str
-    keys: dict[tuple[str, ...], Key]
-    variants: dict[tuple[str, ...], dict[str, dict[str, Key]]] = field(default_factory=dict)
+    keys: Mapping[KeyPath, Key]
+    variants: Mapping[KeyPath, Mapping[str, Mapping[str, Key]]] = field(default_factory=dict)
 
-    def key(self, path: tuple[str, ...], kind: str | None = None) -> Key | None:
+    @cached_property
+    def _below(self) -> dict[KeyPath, dict[str, Key]]:
+        found: dict[KeyPath, dict[str, Key]] = {}
+        for path, key in self.keys.items():
+            found.setdefault(path[:-1], {})[path[-1]] = key
+        return found
+
+    def key(self, path: KeyPath, kind: str | None = None) -> Key | None:
         """Return the key at ``path``, or None; ``kind`` is the optimizer's or scheduler's ``type``.
 
         Without ``kind`` a parameter of any type is found, the first type that has it deciding.
         """
-        known = self.keys.get(path)
-        if known is not None or len(path) < 2:
-            return known
-        return self.children(path[:-1], kind).get(path[-1])
+        if not path:
+            return None
+        return self.keys.get(path) or self.children(path[:-1], kind).get(path[-1])
 
-    def children(self, path: tuple[str, ...], kind: str | None = None) -> dict[str, Key]:
+    def children(self, path: KeyPath, kind: str | None = None) -> dict[str, Key]:
         """Return the keys directly below ``path`` (``()`` for the top level), by name."""
-        depth = len(path)
-        found = {p[-1]: key for p, key in self.keys.items() if len(p) == depth + 1 and p[:depth] == path}
+        found = dict(self._below.get(path, {}))
         for name, keys in self.variants.get(path, {}).items():
             if kind is None or name.lower() == kind.lower():
                 found = {**keys, **found}
         return found
 
-    def is_strict(self, path: tuple[str, ...]) -> bool:
+    def is_strict(self, path: KeyPath) -> bool:
         """Whether DeepSpeed refuses a key it does not know in the object at ``path``."""
         key = self.keys.get(path)
         return key is not None and key.strict
+
+    def refusals(self, document: Mapping[str, Json]) -> list[Refusal]:
+        """Return what DeepSpeed's parser refuses in ``document``, key by key, in the order of the document.
+
+        Rules between keys that no key can tell alone (the batch triple, fp16 beside bf16) are not among them.
+        """
+        return list(self._refusals((), document))
+
+    def _refusals(self, above: KeyPath, values: Mapping[str, Json]) -> Iterator[Refusal]:
+        known = self._below.get(above, {})
+        for name, value in values.items():
+            key = known.get(name)
+            is_removed = key is not None and key.removed_by == "parser"
+            if (
+                self.is_strict(above)
+                and not is_removed
+                and (name == SWITCH or self._is_dropped(value, values))
+            ):
+                continue
+            if key is not None:
+                yield from self._refusals_of(key, value, values)
+            elif self.is_strict(above):
+                yield Refusal((*above, name), f"is not a key that DeepSpeed {self.version} knows here")
+
+    def _refusals_of(self, key: Key, value: Json, beside: Mapping[str, Json]) -> Iterator[Refusal]:
+        if key.removed_by == "parser":
+            yield Refusal(key.path, f"is removed: {key.removed}")
+            return
+        if key.check != "pydantic" and key.alias_of and beside.get(key.alias_of[-1]) is not None:
+            return  # bfloat16 beside bf16: never looked at
+        other = self._other_name(key, beside)
+        if other:
+            yield Refusal(key.path, f"stands beside {other}, which is the same setting")
+        if key.check == "pydantic" and value == "auto" and not self.is_strict(key.path[:-1]):
+            return  # a monitor: DeepSpeed hands them to a model, which drops "auto"
+        reason = refusal_of_value(key, value)
+        if reason:
+            yield Refusal(key.path, reason)
+        elif isinstance(value, dict) and not key.open:
+            yield from self._refusals(key.path, value)
+
+    def _other_name(self, key: Key, beside: Mapping[str, Json]) -> str:
+        """The other name of a setting that is given twice, as its alias or as its replacement."""
+        target = key.alias_of or key.new_path
+        if target is None or key.check != "pydantic" or target[:-1] != key.path[:-1]:
+            return ""
+        for path, other in self.keys.items():
+            same = path == target or other.alias_of == target
+            if same and path != key.path and path[:-1] == key.path[:-1] and path[-1] in beside:
+                return "" if self._is_dropped(beside[path[-1]], beside) else path[-1]
+        return ""
+
+    def _is_dropped(self, value: Json, beside: Mapping[str, Json]) -> bool:
+        return value == "auto" and not beside.get(SWITCH)
 
 
 @cache
@@ -60,32 +132,39 @@ def load_schema(version: str = LATEST) -> Schema:
 
     Raises DsConfigError for a version without a data file.
     """
-    path = FOLDER / f"{_known(version)}.json"
-    data = json.loads(path.read_text(encoding="utf-8"))
-    keys = {
-        tuple(name.split(".")): _key(tuple(name.split(".")), fields) for name, fields in data["keys"].items()
-    }
-    variants: dict[tuple[str, ...], dict[str, dict[str, Key]]] = {}
-    for owner, kinds in data.get("variants", {}).items():
-        above = tuple(owner.split("."))
-        variants[above] = {
+    data = json.loads((FOLDER / f"{_known(version)}.json").read_text(encoding="utf-8"))
+    return schema_of(data)
+
+
+def schema_of(data: Mapping[str, Json]) -> Schema:
+    """Return the schema that ``data``, the content of a version's file, describes."""
+    keys = {path: _key(path, fields) for path, fields in _by_path(data["keys"])}
+    variants = {
+        above: {
             kind: {name: _key((*above, name), fields) for name, fields in parameters.items()}
             for kind, parameters in kinds.items()
         }
+        for above, kinds in _by_path(data["variants"])
+    }
     return Schema(data["version"], keys, variants)
+
+
+def _by_path(named: Mapping[str, Json]) -> Iterator[tuple[KeyPath, Json]]:
+    for name, value in named.items():
+        yield tuple(name.split(".")), value
 
 
 def _known(version: str) -> str:
     for known in VERSIONS:
-        if version == known or version == known.rpartition(".")[0]:
+        if version in (known, known.rpartition(".")[0]):
             return known
     raise DsConfigError(
-        f"DeepSpeed {version} has no schema here; there are {', '.join(VERSIONS)}: "
-        "take the nearest with --deepspeed-version"
+        f"DeepSpeed {version} has no schema here: take the nearest of {', '.join(VERSIONS)} "
+        "with --deepspeed-version"
     )
 
 
-def _key(path: tuple[str, ...], fields: dict[str, Json]) -> Key:
+def _key(path: KeyPath, fields: Mapping[str, Json]) -> Key:
     values = dict(fields)
     for name in PATHS:
         if name in values:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 # What json.load returns; a recursive alias would only obscure the signatures.
 Json = Any
 
 TYPES = ("bool", "int", "float", "str", "list", "object", "null")
-Check = Literal["pydantic", "compared", "choice", "nothing"]
 
 
 @dataclass(frozen=True)
 class Key:
     """What one DeepSpeed version does with one key.
 
-    ``types`` are the JSON types that the key is meant to hold; ``check`` says what DeepSpeed's parser itself
-    looks at: "pydantic" converts what it can ("8" for 8, 1 for true) and refuses the rest, "compared" fails
-    when the value cannot be compared with a number, "choice" looks only at the choices, and "nothing" takes
-    any value at all, so that a wrong one fails later or never.
+    ``types`` are the JSON types that the key is meant to hold, () where no JSON value fits. ``check`` names
+    the rule by which DeepSpeed's parser looks at the value, one of ``ds_configs.schema.checks.CHECKS``; many
+    keys are not looked at there, so that a wrong value fails later or never.
     """
 
     path: tuple[str, ...]
@@ -27,7 +26,8 @@ class Key:
     default: Json = None
     default_rule: str = ""  # where the default is not one value, such as overlap_comm's
     required: bool = False
-    choices: tuple[Json, ...] = ()
+    choices: tuple[Json, ...] = ()  # they bind values of their own types only
+    folds_case: bool = False  # the choices are compared without regard to case
     minimum: float | None = None
     maximum: float | None = None
     open_minimum: bool = False  # the minimum itself is refused
@@ -36,25 +36,57 @@ class Key:
     item_choices: tuple[Json, ...] = ()
     integral_float: bool = False  # 2e8 is taken for an int
     strict: bool = False  # an object that refuses keys it does not know
-    check: Check = "nothing"
-    folds_case: bool = False  # the choices are compared without regard to case
+    open: bool = False  # an object whose keys this schema does not list
+    check: str = "nothing"
     alias_of: tuple[str, ...] | None = None  # another spelling of this key
     new_path: tuple[str, ...] | None = None  # deprecated: the key that replaces it
-    deprecated: str = ""  # why, or what DeepSpeed does with it
-    removed: str = ""  # refused even when empty; the reason
+    deprecated: str = ""  # what DeepSpeed says of a deprecated key
+    removed: str = ""  # refused whatever it holds; the reason
+    removed_by: str = ""  # "parser" (DeepSpeedConfig) or "engine" (deepspeed.initialize)
     consumed: bool = True  # False: parsed, then never read
-    ignored: str = ""  # why it is never read, or under which condition it is not
-    source: str = ""  # file of the DeepSpeed package that reads it
+    ignored: str = ""  # why, or under which condition, it has no effect
+    source: str = ""  # where the DeepSpeed package reads it
 
     def __post_init__(self) -> None:
         """Refuse a type that JSON does not have: the data file is wrong then."""
-        unknown = set(self.types) - set(TYPES)
-        if unknown:
-            raise ValueError(
-                f"{'.'.join(self.path)} has the type {sorted(unknown)[0]!r}; JSON has {', '.join(TYPES)}"
-            )
+        for name in (*self.types, *self.items):
+            if name not in TYPES:
+                raise ValueError(f"{self.name} has the type {name!r}; JSON has {', '.join(TYPES)}")
 
     @property
     def name(self) -> str:
         """The path with dots, as people write it."""
         return ".".join(self.path)
+
+    def fits(self, value: Json) -> bool:
+        """Whether ``value`` has one of the types the key is meant to hold, unconverted.
+
+        A whole number fits a float, and 2e8 an int where DeepSpeed takes it.
+        """
+        return any(self._fits(name, value) for name in self.types)
+
+    def _fits(self, name: str, value: Json) -> bool:
+        found = json_type(value)
+        if name == "float":
+            return found in ("int", "float")
+        if name == "int" and found == "float":
+            return self.integral_float and value.is_integer()
+        return found == name
+
+
+def json_type(value: Json) -> str:
+    """Return the JSON type of a Python value that ``json.load`` made, one of TYPES."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "bool"
+    for kind, name in ((int, "int"), (float, "float"), (str, "str"), (list, "list"), (dict, "object")):
+        if isinstance(value, kind):
+            return name
+    raise TypeError(f"{value!r} is not a JSON value")
+
+
+def shown(value: Json) -> str:
+    """Return ``value`` as a message shows it: as JSON, a long one cut."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."

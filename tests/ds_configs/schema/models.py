@@ -48,6 +48,17 @@ def keys_of(model: type[pydantic.BaseModel], above: str) -> dict[str, Fields]:
     return found
 
 
+def validators_of(model: type[pydantic.BaseModel]) -> list[str]:
+    """Return the names of the validators of ``model`` and of the models in it."""
+    decorators = model.__pydantic_decorators__
+    names = [*decorators.field_validators, *decorators.model_validators]
+    for info in model.model_fields.values():
+        nested = _model_in(info.annotation)
+        if nested is not None:
+            names += validators_of(nested)
+    return names
+
+
 def is_strict(model: type[pydantic.BaseModel]) -> bool:
     """Whether the model refuses keys it does not know."""
     return model.model_config.get("extra") == "forbid"
