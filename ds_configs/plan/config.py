@@ -92,23 +92,31 @@ def ds_config(request: PlanRequest, candidate: Candidate) -> tuple[dict[str, Any
         tp_by="autotp" if hf else "mpu" if job.parallel.tp > 1 else "autotp",
         pp=job.parallel.pp,
         hidden=job.shape.hidden,
+        clipping=None if _cannot_clip(request, candidate) else "auto",
         optimizer="AdamW" if hf else None,
         offload_optimizer=job.offload_optimizer,
         offload_param=job.offload_param,
         nvme_path=NVME_PATH if "nvme" in (job.offload_optimizer, job.offload_param) else None,
         zero=zero,
     )
-    return generate(asked), [*_engine_notes(candidate), *notes(asked)]
+    return generate(asked), [*_program_notes(request, candidate), *notes(asked)]
 
 
-def _engine_notes(candidate: Candidate) -> list[str]:
-    """Say what the file cannot: an engine still to come, and a pipeline's recomputation, an argument of
-    its module where the Trainer has a flag."""
+def _cannot_clip(request: PlanRequest, candidate: Candidate) -> bool:
+    """At stage 0 DeepSpeed 0.19.8 clips an fp32 pipeline by its first stage's gradients alone."""
+    job = candidate.job
+    return request.dtype == "fp32" and job.parallel.pp > 1 and job.stage == 0
+
+
+def _program_notes(request: PlanRequest, candidate: Candidate) -> list[str]:
+    """Say what the file cannot: an engine still to come, and what a pipeline's program must do itself."""
     found = []
     if not candidate.engine.today:
         found.append(f"the command needs {candidate.engine.name}")
     if candidate.job.recomputation == "full" and candidate.job.parallel.pp > 1:
         found.append("full recomputation is PipelineModule's activation_checkpoint_interval=1")
+    if _cannot_clip(request, candidate):
+        found.append("gradients are not clipped: DeepSpeed would count the first stage's only in fp32")
     return found
 
 
