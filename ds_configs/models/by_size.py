@@ -82,9 +82,14 @@ def aspect_ratio(parameters: int) -> float:
 
 
 def _head_counts(parameters: int) -> range:
-    """Return the candidates: around the root of 12 · layers · hidden² = parameters."""
+    """Return the candidates: around the root of 12 · layers · hidden² = parameters.
+
+    Multiples of 8 from 24 heads on, as in all of table 1, so that tensor parallelism can divide them; even
+    ones before.
+    """
     middle = int((parameters * aspect_ratio(parameters) / 12) ** (1 / 3) / HEAD_DIM)
-    return range(max(1, middle // 2), middle + 2)
+    step = 8 if middle >= 24 else 2 if middle >= 4 else 1
+    return range(max(step, middle // 2 // step * step), middle + step + 1, step)
 
 
 def _distance(shape: ModelShape) -> float:
