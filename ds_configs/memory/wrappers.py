@@ -50,6 +50,8 @@ class Divided:
     partition: int
     """Elements of the rank's partition: dense ones over dp, experts over dp / ep, padded to whole shares."""
     largest: int
+    flat: int
+    """Elements of the padded flat buffers that hold all of the rank's parameters."""
 
 
 def divide(job: MemoryJob, part: RankPart) -> Divided:
@@ -60,7 +62,7 @@ def divide(job: MemoryJob, part: RankPart) -> Divided:
     dp, expert_dp = job.parallel.dp, job.parallel.dp // job.parallel.ep
     dense = -(-part.dense // (2 * dp)) * 2
     expert = -(-part.expert // (2 * expert_dp)) * 2 if part.expert else 0
-    return Divided(part.total, dense + expert, part.largest)
+    return Divided(part.total, dense + expert, part.largest, dense * dp + expert * expert_dp)
 
 
 def state_memory(job: MemoryJob, part: RankPart) -> StateMemory:
@@ -172,7 +174,7 @@ def _zero12(job: MemoryJob, divided: Divided) -> StateMemory:
     element, bucket = job.element, job.buckets.reduce
     offload = job.offload_optimizer != "none"
     master, states = FP32 * divided.partition, _states(job, divided.partition)
-    resident = {"parameters": element * divided.partition * job.parallel.dp}
+    resident = {"parameters": element * divided.flat}
     host: dict[str, int] = {}
     if offload:
         resident["offload buffers"] = element * divided.largest
