@@ -99,8 +99,6 @@ setup(
         "tqdm",
         "rich>=13",
         "hjson>=3.1",
-        "tree-sitter>=0.23",
-        "tree-sitter-json>=0.23",
     ],
     extras_require={
         "npu": ['torch_npu>=2.1; sys_platform == "linux"'],

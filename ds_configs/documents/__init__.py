@@ -1,7 +1,7 @@
 """Configuration files as people write them: read with the place of every key, and edited in place.
 
-A file that is JSON goes to tree-sitter as it is. What is not JSON is mended first, each fault noted; Hjson,
-which DeepSpeed itself reads with, then says which of the faults DeepSpeed minds.
+What is not JSON is mended first, each fault noted; Hjson, which DeepSpeed itself reads with, then says which
+of the faults DeepSpeed minds.
 """
 
 from ds_configs.documents.document import Document, parse_document, read_document

@@ -1,16 +1,19 @@
-"""A JSON value as a tree in which every key and value knows its place; tree-sitter parses."""
+"""A JSON value as a tree in which every key and value knows its place.
+
+Only text that ``json.loads`` has accepted comes here, so that reading it needs no care for errors. (Of the
+libraries that keep places, tree-sitter-json does not know 1e+9, and the others are not kept up.)
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import tree_sitter
-import tree_sitter_json
-
-SCALARS = {"string": "str", "number": "number", "true": "bool", "false": "bool", "null": "null"}
+TOKEN = re.compile(r"""[ \t\r\n]*("(?:[^"\\]|\\.)*"|[{}\[\],:]|[^ \t\r\n{}\[\],:"]+)""", re.DOTALL)
+KINDS = {'"': "str", "t": "bool", "f": "bool", "n": "null"}
 
 
 @dataclass(frozen=True)
@@ -60,60 +63,61 @@ class Member:
 
 
 def build_tree(text: str, start_of: Callable[[int], int], end_of: Callable[[int], int]) -> Node:
-    """Parse strict JSON.
+    """Read strict JSON whose nesting Python's stack bears.
 
     Args:
         text: what ``json.loads`` accepts.
         start_of: takes an offset at which a value of ``text`` starts to where that is in the user's file.
         end_of: the same for ends.
     """
-    data = text.encode("utf-8", "surrogatepass")
-    parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_json.language()))
-    return _Builder(data, _characters(text, data), start_of, end_of).root(parser.parse(data).root_node)
+    return _Builder(text, start_of, end_of).value()
 
 
-def _characters(text: str, data: bytes) -> Callable[[int], int]:
-    """Return what turns byte offsets of ``data`` into character offsets of ``text``."""
-    if len(text) == len(data):
-        return int
-    offsets = [0] * (len(data) + 1)
-    at = 0
-    for index, char in enumerate(text):
-        width = len(char.encode("utf-8", "surrogatepass"))
-        offsets[at : at + width] = [index] * width
-        at += width
-    offsets[at] = len(text)
-    return offsets.__getitem__
-
-
-@dataclass(frozen=True)
+@dataclass
 class _Builder:
-    data: bytes
-    character: Callable[[int], int]
+    """Reads the tokens one after the other; ``at`` is where the next one is looked for."""
+
+    text: str
     start_of: Callable[[int], int]
     end_of: Callable[[int], int]
+    at: int = 0
 
-    def root(self, document: tree_sitter.Node) -> Node:
-        return self.node(document.named_children[0])
+    def value(self) -> Node:
+        token, start, end = self.next()
+        if token == "{":
+            members = tuple(self.members())
+            value = {member.key: member.node.value for member in members}
+            return Node("object", value, start, self.end_of(self.at), members=members)
+        if token == "[":
+            items = tuple(self.items())
+            return Node("list", [item.value for item in items], start, self.end_of(self.at), items=items)
+        return Node(KINDS.get(token[0], "number"), json.loads(token), start, end)
 
-    def node(self, node: tree_sitter.Node) -> Node:
-        start, end = self.place(node)
-        if node.type == "object":
-            members = tuple(self.member(child) for child in node.named_children)
-            value: Any = {member.key: member.node.value for member in members}
-            return Node("object", value, start, end, members=members)
-        if node.type == "array":
-            items = tuple(self.node(child) for child in node.named_children)
-            return Node("list", [item.value for item in items], start, end, items=items)
-        return Node(SCALARS[node.type], self.scalar(node), start, end)
+    def members(self) -> Iterator[Member]:
+        while self.peek() != "}":
+            key, start, end = self.next()
+            self.next()  # the colon
+            yield Member(json.loads(key), start, end, self.value())
+            if self.peek() == ",":
+                self.next()
+        self.next()
 
-    def member(self, pair: tree_sitter.Node) -> Member:
-        key, value = pair.named_children
-        start, end = self.place(key)
-        return Member(self.scalar(key), start, end, self.node(value))
+    def items(self) -> Iterator[Node]:
+        while self.peek() != "]":
+            yield self.value()
+            if self.peek() == ",":
+                self.next()
+        self.next()
 
-    def scalar(self, node: tree_sitter.Node) -> Any:
-        return json.loads(self.data[node.start_byte : node.end_byte].decode("utf-8", "surrogatepass"))
+    def peek(self) -> str:
+        return self.match().group(1)
 
-    def place(self, node: tree_sitter.Node) -> tuple[int, int]:
-        return self.start_of(self.character(node.start_byte)), self.end_of(self.character(node.end_byte))
+    def next(self) -> tuple[str, int, int]:
+        match = self.match()
+        self.at = match.end()
+        return match.group(1), self.start_of(match.start(1)), self.end_of(match.end(1))
+
+    def match(self) -> re.Match[str]:
+        found = TOKEN.match(self.text, self.at)
+        assert found, "json.loads accepted text that has no next token"
+        return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,11 @@ Path = tuple[str, ...]
 TRUE_WORDS = ("1", "on", "t", "true", "y", "yes")
 FALSE_WORDS = ("0", "off", "f", "false", "n", "no")
 AUTO = "auto"
+
+
+def is_finite(value: Any) -> bool:
+    """Whether ``value`` is a number to reckon with: JSON's 1e999 is read as infinity."""
+    return isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
 
 
 @dataclass(frozen=True)
@@ -73,10 +79,10 @@ class Context:
         value = self.get(path)
         if isinstance(value, str):
             try:
-                return float(value)
+                value = float(value)
             except ValueError:
                 return default
-        return value if isinstance(value, bool | int | float) else default
+        return value if is_finite(value) else default
 
     @cached_property
     def stage(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ds_configs.documents import Edit, insert_member
-from ds_configs.lint.context import AUTO, Context
+from ds_configs.lint.context import AUTO, Context, is_finite
 from ds_configs.lint.finding import BOTH, DEEPSPEED, HF, Finding
 
 TRAIN, MICRO, STEPS = (
@@ -61,7 +61,7 @@ def check(context: Context) -> Iterator[Finding]:
     if TRAIN not in written and MICRO not in written:
         yield _none_given(context)
         return
-    numbers = {path: value for path, value in written.items() if isinstance(value, bool | int | float)}
+    numbers = {path: value for path, value in written.items() if is_finite(value)}
     if any(value <= 0 for value in numbers.values()) or len(numbers) < len(
         [value for value in written.values() if value != AUTO]
     ):

@@ -10,7 +10,7 @@ from pathlib import Path as File
 from typing import Any
 
 from ds_configs.documents import Edit, insert_member, replace_value
-from ds_configs.lint.context import AUTO, Context
+from ds_configs.lint.context import AUTO, Context, is_finite
 from ds_configs.lint.finding import DEEPSPEED, Finding
 from ds_configs.lint.rules.conflicts import half
 
@@ -112,11 +112,7 @@ def _scheduler(context: Context) -> Iterator[Finding]:
         yield _unknown(context, "scheduler", kind, [*table["deepspeed"], *table["torch"]])
     path = ("scheduler", "params", "warmup_num_steps")
     steps = context.get(path)
-    if (
-        kind in table["warmup"]
-        and isinstance(steps, int | float)
-        and (not isinstance(steps, int) or steps <= 0)
-    ):
+    if kind in table["warmup"] and is_finite(steps) and (not isinstance(steps, int) or steps <= 0):
         whole: Any = int(steps) if steps > 0 and float(steps).is_integer() else None
         member = context.member(path)
         edits = replace_value(member.node, whole) if member and whole else ()

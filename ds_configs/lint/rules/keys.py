@@ -61,6 +61,10 @@ def _known(context: Context, path: Path, key: Key, node: Node) -> Iterator[Findi
             code, path, f"{key.name} is removed: {key.removed}", mend, edits=context.delete(path), safe=off
         )
         return
+    if path == ("bfloat16",) and context.get(("bf16",)) is not None:
+        edits = context.delete(path)
+        yield context.finding("DSC409", path, "bfloat16 is ignored beside bf16", "delete it", edits=edits)
+        return
     partner = _other_name(context, path, key)
     if partner:
         same = node.value.get(path[-1]) == node.value.get(partner)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ds_configs.documents import Member, replace_value
 from ds_configs.documents.scan import PLACEHOLDER
-from ds_configs.lint.context import FALSE_WORDS, TRUE_WORDS, Context, Path
+from ds_configs.lint.context import FALSE_WORDS, TRUE_WORDS, Context, Path, is_finite
 from ds_configs.lint.finding import DEEPSPEED, Finding
 from ds_configs.lint.rules.filled import AUTO, filled
 from ds_configs.schema import Key
@@ -62,6 +62,7 @@ def _refused(context: Context, path: Path, key: Key, reason: str) -> Finding:
         return _refused_text(context, path, key, member, said)
     if (
         isinstance(value, float)
+        and is_finite(value)
         and not value.is_integer()
         and "int" in key.types
         and "float" not in key.types
@@ -113,6 +114,8 @@ def _as_number(text: str, key: Key) -> int | float | None:
     if not NUMBER.fullmatch(text) or not {"int", "float"} & set(key.types):
         return None
     number = float(text)
+    if not is_finite(number):
+        return None
     if number.is_integer() and abs(number) < 1e15:
         return int(number)
     return number
@@ -174,10 +177,7 @@ def _auto(context: Context, path: Path, key: Key) -> Iterator[Finding]:
     elif path in filled():
         reason = f'{key.name} is "auto", which only HF fills'
         mend = "write a number, or train through HF"
-        where = "the run stops with a TypeError when it first computes with the word"
-        yield context.finding(
-            "DSC211", path, reason, mend, on_value=True, loaders=(DEEPSPEED,), consequence=where
-        )
+        yield context.finding("DSC216", path, reason, mend, on_value=True, loaders=(DEEPSPEED,))
     elif "str" not in key.types:
         reason = f'{key.name} is "auto", which nobody fills'
         yield context.finding(
