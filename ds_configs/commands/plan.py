@@ -53,6 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PART",
         help="part of the memory to leave free (default: %(default)s, the memory model's worst error)",
     )
+    parser.add_argument(
+        "--hccl-buffer", type=int, default=200, metavar="MIB", help="HCCL_BUFFSIZE (default: %(default)s)"
+    )
     parser.add_argument("--today", action="store_true", help="leave out engines that are still to come")
     parser.add_argument("--script", default="train.py", metavar="FILE", help="program of the launch command")
     parser.add_argument("--output", metavar="FILE", help="write the proposal's ds_config here")
@@ -73,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         attention=args.attention,
         margin=args.margin,
+        hccl_buffer=args.hccl_buffer << 20,
         today_only=args.today,
     )
     found = plan(request)

@@ -65,6 +65,7 @@ def memory_job(request: PlanRequest, candidate: Candidate) -> MemoryJob:
         offload_optimizer=job.offload_optimizer,
         offload_param=job.offload_param,
         buckets=_buckets(job.stage, request.dtype, job.shape.hidden),
+        hccl_buffer=request.hccl_buffer,
     )
 
 
@@ -115,6 +116,11 @@ def _program_notes(request: PlanRequest, candidate: Candidate) -> list[str]:
         found.append(f"the command needs {candidate.engine.name}")
     if candidate.job.recomputation == "full" and candidate.job.parallel.pp > 1:
         found.append("full recomputation is PipelineModule's activation_checkpoint_interval=1")
+    if candidate.job.shape.moe is not None and candidate.job.stage == 3:
+        found.append(
+            "name the experts' block to deepspeed.utils.set_z3_leaf_modules, or ranks whose tokens miss an "
+            "expert wait for ever"
+        )
     if _cannot_clip(request, candidate):
         found.append("gradients are not clipped: DeepSpeed would count the first stage's only in fp32")
     return found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from ds_configs.errors import DsConfigError
+from ds_configs.plan.report import amount
 from ds_configs.plan.request import PlanRequest
 from ds_configs.plan.search import Plan, plan
 
@@ -26,12 +28,12 @@ def nearest_miss(failed: Plan) -> str:
     miss = min(failed.misses, key=lambda each: each.excess)
     term, size = miss.term
     return (
-        f"nearest: {miss.candidate.family}, {miss.excess / GIB:.1f} GiB too much because of {term} "
-        f"({size / GIB:.1f} GiB); {_mend(request, miss.memory.total, miss.where)}"
+        f"nearest: {miss.candidate.family}, {amount(miss.excess)} too much because of {term} "
+        f"({amount(size)}); {_mend(request, miss.memory.total)}"
     )
 
 
-def _mend(request: PlanRequest, needed: int, where: str) -> str:
+def _mend(request: PlanRequest, needed: int) -> str:
     for times in (2, 4, 8, 16, 32, MOST_TIMES_MORE):
         npus = request.npus * times
         try:
@@ -47,5 +49,10 @@ def _mend(request: PlanRequest, needed: int, where: str) -> str:
         if found.winner:
             return f"with sequences of {shorter} tokens {found.winner.family} fits"
         shorter //= 2
-    room = needed / (1 - request.margin) / GIB
-    return f"use cards with {room:.0f} GiB" if where == "NPU" else "give each card more host memory"
+    room = math.ceil(needed / (1 - request.margin) / GIB) * GIB
+    larger_cards = request.hardware.with_figures(hbm_bytes=float(max(room, request.hardware.hbm_bytes)))
+    found = plan(replace(request, hardware=larger_cards))
+    if found.winner:
+        return f"with {room // GIB} GiB a card {found.winner.family} fits"
+    host = request.hardware.host_bytes / GIB
+    return f"use cards with {room // GIB} GiB and more than {host:.0f} GiB of host memory a card"

@@ -11,7 +11,7 @@ from ds_configs.plan.request import PlanRequest
 from ds_configs.plan.search import Miss, Plan, Proposal
 from ds_configs.throughput import StepTime
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 TERMS = {
     "compute": "computation",
     "recomputation": "recomputation",
@@ -24,6 +24,11 @@ TERMS = {
     "offload": "offload traffic",
 }
 """The terms of a step's time in words."""
+
+
+def amount(size: float) -> str:
+    """Return ``size`` bytes for people."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.0f} MiB"
 
 
 def why_slower(winner: Proposal, loser: Proposal) -> str:
@@ -47,9 +52,7 @@ def why_not_fitting(miss: Miss) -> str:
     """Return by how much ``miss`` does not fit, and because of what."""
     term, size = miss.term
     where = "on the NPU" if miss.where == "NPU" else "in host memory"
-    return (
-        f"does not fit: {miss.excess / GIB:.1f} GiB too much {where} because of {term} ({size / GIB:.1f} GiB)"
-    )
+    return f"does not fit: {amount(miss.excess)} too much {where} because of {term} ({amount(size)})"
 
 
 def why_impossible(request: PlanRequest, family: str) -> str:
@@ -143,8 +146,8 @@ def _proposal(proposal: Proposal, title: str) -> list[str]:
         f"{title}: {proposal.family}, run by {proposal.candidate.engine.name}",
         f"  {layout(proposal.candidate)}",
         f"  step {_seconds(total)}, {job.global_batch * job.seq / total:,.0f} tokens/s: {shares}",
-        f"  memory {proposal.memory.total / GIB:.1f} GiB a card, most of it {term} ({size / GIB:.1f} GiB)"
-        + (f"; {proposal.memory.host / GIB:.1f} GiB of host memory a card" if proposal.memory.host else ""),
+        f"  memory {amount(proposal.memory.total)} a card, most of it {term} ({amount(size)})"
+        + (f"; {amount(proposal.memory.host)} of host memory a card" if proposal.memory.host else ""),
     ]
 
 

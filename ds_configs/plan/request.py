@@ -33,11 +33,13 @@ class PlanRequest:
     attention: Attention = "flash"
     margin: float = 0.1
     """Part of a card's memory that is left free: the memory model's own worst error."""
+    hccl_buffer: int = 200 << 20
+    """HCCL_BUFFSIZE in bytes: each communicator takes two such buffers."""
     today_only: bool = False
     """Whether engines that are still to come are left out."""
 
     def __post_init__(self) -> None:
-        for name in ("npus", "seq", "global_batch"):
+        for name in ("npus", "seq", "global_batch", "hccl_buffer"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise DsConfigError(f"{name} is {value!r}; give a whole number, 1 or more")
