@@ -257,9 +257,10 @@ def planner_seconds(npus: int) -> tuple[float, int, str]:
     name = next(model for most, model in fitting.items() if npus <= most)
     shape = find_model(name)
     request = PlanRequest(shape, npus, ASCEND, min(2048, shape.max_positions), 2 * max(npus, 512))
-    started = time.perf_counter()
+    # Of the processor: the planner waits for nothing, and another program must not be counted.
+    started = time.process_time()
     found = plan(request)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     return seconds, found.looked_at, f"{name}: {found.winner.family if found.winner else 'nothing fits'}"
 
 
@@ -320,7 +321,7 @@ def print_narayanan(efficiency: Efficiency) -> bool:
 
 def print_planner() -> bool:
     """Print the planner's times; say whether all are below the goal."""
-    print("\nplanner")
+    print("\nplanner, seconds of one core")
     slowest = 0.0
     for npus in SIZES:
         seconds, count, what = planner_seconds(npus)

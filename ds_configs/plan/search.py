@@ -1,7 +1,7 @@
 """The search: time every candidate, then ask the memory model about the fastest first.
 
 The memory model is the dearer of the two. Candidates that differ only in micro-batch and recomputation form a
-group: if not even its leanest member fits, the model is asked once for all of them.
+group: if not even its leanest members fit, the others are not asked about.
 """
 
 from __future__ import annotations
@@ -136,37 +136,41 @@ def _best_of(
     request: PlanRequest, timed: list[tuple[float, int, Candidate, StepTime]]
 ) -> tuple[Proposal | None, Miss | None]:
     """Return the fastest of a family that fits, or the nearest miss."""
-    leanest: dict[tuple[object, ...], Candidate] = {}
+    groups: dict[tuple[object, ...], list[Candidate]] = defaultdict(list)
     for _, _, candidate, _ in timed:
-        known = leanest.get(candidate.group)
-        if known is None or _lean(candidate) < _lean(known):
-            leanest[candidate.group] = candidate
-    hopeless: set[tuple[object, ...]] = set()
+        groups[candidate.group].append(candidate)
+    hopeless: dict[tuple[object, ...], bool] = {}
     nearest: Miss | None = None
     for _, _, candidate, time in timed:
-        if candidate.group in hopeless:
-            continue
-        least = leanest.pop(candidate.group, None)
-        if least is not None and least is not candidate:
-            miss = _miss(request, least, estimate(memory_job(request, least)))
-            if miss:
-                hopeless.add(candidate.group)
+        group = candidate.group
+        if group not in hopeless:
+            misses = [_miss(request, each) for each in _leanest(groups[group])]
+            hopeless[group] = all(misses)
+            for miss in misses:
                 nearest = _nearer(nearest, miss)
-                continue
-        memory = estimate(memory_job(request, candidate))
-        miss = _miss(request, candidate, memory)
+        if hopeless[group]:
+            continue
+        miss = _miss(request, candidate)
         if miss is None:
-            return Proposal(candidate, time, memory), None
+            return Proposal(candidate, time, estimate(memory_job(request, candidate))), None
         nearest = _nearer(nearest, miss)
     return None, nearest
 
 
-def _lean(candidate: Candidate) -> tuple[int, bool]:
-    return candidate.job.micro_batch, candidate.job.recomputation != "full"
+def _leanest(group: list[Candidate]) -> list[Candidate]:
+    """Return the members of which one fits if any does.
+
+    Activations grow with the micro-batch; but a step of one micro-batch carries no gradients from one to the
+    next. Recomputation saves activations; but with few layers a stage its working layer is more than what it
+    saves.
+    """
+    smallest = min(each.job.micro_batch for each in group)
+    return [each for each in group if each.job.micro_batch == smallest or each.job.micro_batches == 1]
 
 
-def _miss(request: PlanRequest, candidate: Candidate, memory: MemoryEstimate) -> Miss | None:
-    """Return by how much ``memory`` does not fit, or None where it does."""
+def _miss(request: PlanRequest, candidate: Candidate) -> Miss | None:
+    """Return by how much ``candidate`` does not fit, or None where it does."""
+    memory = estimate(memory_job(request, candidate))
     excess = memory.total - request.capacity
     if excess > 0:
         return Miss(candidate, memory, excess, "NPU")
@@ -174,5 +178,7 @@ def _miss(request: PlanRequest, candidate: Candidate, memory: MemoryEstimate) ->
     return Miss(candidate, memory, over, "host") if over > 0 else None
 
 
-def _nearer(one: Miss | None, other: Miss) -> Miss:
-    return other if one is None or other.excess < one.excess else one
+def _nearer(one: Miss | None, other: Miss | None) -> Miss | None:
+    if one is None or other is None:
+        return one or other
+    return other if other.excess < one.excess else one

@@ -12,7 +12,7 @@ from functools import lru_cache
 from ds_configs.models import ModelShape
 from ds_configs.throughput.compute import Chip
 from ds_configs.throughput.job import TrainingJob
-from ds_configs.throughput.links import Group, all_reduce_seconds, axis_group, gather_seconds
+from ds_configs.throughput.links import Group, all_reduce_seconds, gather_seconds
 from ds_configs.throughput.pipeline import layers_of_stages
 
 # Mixed-precision Adam on the card, bytes a parameter: gradient to fp32 2+4, its norm 4, clipping 4+4, update
@@ -71,10 +71,8 @@ def reduce_seconds(chip: Chip, job: TrainingJob) -> tuple[float, float]:
     """
     parallel, parameters = job.parallel, rank_parameters(job)
     domain = chip.hardware.fast_domain
-    whole = axis_group("dp", parallel, domain)
-    peers = parallel.dp // parallel.ep
-    stride = parallel.tp * parallel.ep
-    expert = Group(peers, max(1, min(peers, domain // stride)))
+    whole = Group.of(parallel.dp, parallel.tp, domain)
+    expert = Group.of(parallel.dp // parallel.ep, parallel.tp * parallel.ep, domain)
     reduction = all_reduce_seconds if job.stage == 0 else gather_seconds
     reduced = gathered = 0.0
     for group, count in ((whole, parameters.dense), (expert, parameters.expert)):

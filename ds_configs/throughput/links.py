@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ds_configs.parallel import ParallelConfig
 from ds_configs.throughput.compute import Chip
 
 
@@ -25,12 +24,14 @@ class Group:
         """Fast domains that the group spans."""
         return -(-self.size // self.near)
 
+    @classmethod
+    def of(cls, size: int, stride: int, fast_domain: int) -> Group:
+        """Return the group of ``size`` ranks that are ``stride`` apart.
 
-def axis_group(axis: str, parallel: ParallelConfig, fast_domain: int) -> Group:
-    """Return the group of a rank along ``axis``, rank order tp fastest, then dp, then pp (ep within dp)."""
-    size = getattr(parallel, axis)
-    stride = {"tp": 1, "ep": parallel.tp, "dp": parallel.tp, "pp": parallel.tp * parallel.dp}[axis]
-    return Group(size, max(1, min(size, fast_domain // stride)))
+        Rank order is tp fastest, then dp (and ep within it), then pp, so that tp's stride is 1 and dp's is
+        tp.
+        """
+        return cls(size, max(1, min(size, fast_domain // stride)))
 
 
 def gather_seconds(chip: Chip, group: Group, whole_bytes: float) -> float:

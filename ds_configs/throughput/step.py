@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from ds_configs.hardware import Hardware
 from ds_configs.models import ModelShape
@@ -18,8 +18,8 @@ from ds_configs.throughput.compute import (
 )
 from ds_configs.throughput.data import data_parallel_seconds, offload_seconds, optimizer_seconds
 from ds_configs.throughput.efficiency import Efficiency, load_efficiency
-from ds_configs.throughput.job import TrainingJob
-from ds_configs.throughput.links import all_to_all_seconds, axis_group, gather_seconds
+from ds_configs.throughput.job import Recomputation, TrainingJob
+from ds_configs.throughput.links import Group, all_to_all_seconds, gather_seconds
 from ds_configs.throughput.pipeline import bubble_seconds, layers_of_stages, pipeline_send_seconds
 
 
@@ -59,8 +59,9 @@ class StepTime:
 def step_time(job: TrainingJob, hardware: Hardware, efficiency: Efficiency | None = None) -> StepTime:
     """Return what one step of ``job`` takes on ``hardware``; ``efficiency`` is its kind's unless given."""
     chip = Chip(hardware, efficiency or load_efficiency(hardware.accelerator))
-    stages = _stages(chip, job)
-    busiest = max(stages, key=lambda stage: stage.whole.total)
+    key = LayerKey.of(job)
+    stages = _stages(chip, job.shape, key, job.parallel.pp, job.recomputation, job.fused_tp)
+    busiest = max(stages, key=lambda stage: stage.seconds)
     times = job.micro_batches
     backward = busiest.whole.backward_input + busiest.whole.backward_weight
     bubble = 0.0
@@ -92,33 +93,38 @@ class _Stage:
     def whole(self) -> Phase:
         return self.plain + self.again + self.tensor + self.expert
 
+    @cached_property
+    def seconds(self) -> float:
+        return self.whole.total
 
-def _stages(chip: Chip, job: TrainingJob) -> list[_Stage]:
+
+@lru_cache(maxsize=4096)
+def _stages(
+    chip: Chip, shape: ModelShape, key: LayerKey, pp: int, recomputation: Recomputation, fused_tp: bool
+) -> tuple[_Stage, ...]:
     """Return the stages in order; those in the middle with as many layers are one object."""
-    key, last = LayerKey.of(job), job.parallel.pp - 1
     known: dict[tuple[int, bool, bool], _Stage] = {}
     stages = []
-    for index, layers in enumerate(layers_of_stages(job.shape.layers, job.parallel.pp)):
-        kind = (layers, index == 0, index == last)
+    for index, layers in enumerate(layers_of_stages(shape.layers, pp)):
+        first, last = index == 0, index == pp - 1
+        kind = (layers, first, last)
         if kind not in known:
-            known[kind] = _stage(chip, job, key, *kind)
+            plain = _layers(chip, shape, key, layers)
+            if first:
+                plain = plain + embedding_seconds(chip, shape, key)
+            if last:
+                plain = plain + head_seconds(chip, shape, key)
+            again = _recomputed(chip, shape, key, layers, recomputation)
+            repeats = 2 if recomputation == "full" else 1
+            tensor = _tensor_parallel(chip, shape, key, fused_tp, repeats) * layers
+            expert = _expert_parallel(chip, shape, key, repeats) * (layers * _moe_share(shape))
+            known[kind] = _Stage(plain, again, tensor, expert)
         stages.append(known[kind])
-    return stages
+    return tuple(stages)
 
 
-def _stage(chip: Chip, job: TrainingJob, key: LayerKey, layers: int, first: bool, last: bool) -> _Stage:
-    plain = _layers(chip, job, key, layers)
-    if first:
-        plain = plain + embedding_seconds(chip, job.shape, key)
-    if last:
-        plain = plain + head_seconds(chip, job.shape, key)
-    tensor, expert = _layer_communication(chip, job, layers)
-    return _Stage(plain, _recomputed(chip, job, key, layers), tensor, expert)
-
-
-def _layers(chip: Chip, job: TrainingJob, key: LayerKey, layers: int) -> Phase:
+def _layers(chip: Chip, shape: ModelShape, key: LayerKey, layers: int) -> Phase:
     """Seconds of ``layers`` layers of one stage; those with experts are taken to lie evenly on the stages."""
-    shape = job.shape
     sparse = layers * _moe_share(shape)
     phase = ZERO
     if sparse < layers:
@@ -132,33 +138,40 @@ def _moe_share(shape: ModelShape) -> float:
     return 0.0 if shape.moe is None else shape.moe_layers / shape.layers
 
 
-def _recomputed(chip: Chip, job: TrainingJob, key: LayerKey, layers: int) -> Phase:
+def _recomputed(
+    chip: Chip, shape: ModelShape, key: LayerKey, layers: int, recomputation: Recomputation
+) -> Phase:
     """What the backward pass of ``layers`` layers computes once more."""
-    if job.recomputation == "none":
+    if recomputation == "none":
         return ZERO
-    if job.recomputation == "full":
-        return Phase(0.0, _layers(chip, job, key, layers).forward, 0.0)
-    core = layer_seconds(chip, job.shape, key, job.shape.moe is not None)[1]
+    if recomputation == "full":
+        return Phase(0.0, _layers(chip, shape, key, layers).forward, 0.0)
+    core = layer_seconds(chip, shape, key, shape.moe is not None)[1]
     return Phase(0.0, core * layers, 0.0)
 
 
-def _layer_communication(chip: Chip, job: TrainingJob, layers: int) -> tuple[Phase, Phase]:
-    """Return the exposed tensor-parallel and the expert-parallel seconds of ``layers`` layers.
+def _tensor_parallel(chip: Chip, shape: ModelShape, key: LayerKey, fused: bool, repeats: int) -> Phase:
+    """The exposed tensor-parallel seconds of a layer, those of its forward pass ``repeats`` times.
 
-    Tensor parallelism: two all-reduces forward and two backward (Shoeybi et al. 2019 §3), or as many pairs of
-    all-gather and reduce-scatter (Korthikanti et al. 2022 §4.2.2, which hides the gather it adds in the
-    backward pass); full recomputation repeats the forward ones.
+    Two all-reduces forward and two backward (Shoeybi et al. 2019 §3), or as many pairs of all-gather and
+    reduce-scatter (Korthikanti et al. 2022 §4.2.2, which hides the gather it adds in the backward pass).
     """
-    parallel, shape = job.parallel, job.shape
-    domain = chip.hardware.fast_domain
-    again = 1 if job.recomputation == "full" else 0
-    activation = job.tokens * shape.hidden * job.element_bytes
-    one = 4 * gather_seconds(chip, axis_group("tp", parallel, domain), activation)
-    if job.fused_tp:
+    group = Group.of(key.tp, 1, chip.hardware.fast_domain)
+    one = 4 * gather_seconds(chip, group, _activation_bytes(shape, key))
+    if fused:
         one *= 1 - chip.efficiency.fused_tp_overlap
-    tensor = Phase(one, one * (1 + again), 0.0) * layers
-    if shape.moe is None or parallel.ep == 1:
-        return tensor, ZERO
-    sent = activation * shape.moe.top_k / (parallel.tp if parallel.sequence_parallel else 1)
-    two = 2 * all_to_all_seconds(chip, axis_group("ep", parallel, domain), sent)
-    return tensor, Phase(two, two * (1 + again), 0.0) * (layers * _moe_share(shape))
+    return Phase(one, one * repeats, 0.0)
+
+
+def _expert_parallel(chip: Chip, shape: ModelShape, key: LayerKey, repeats: int) -> Phase:
+    """The seconds in which a layer's tokens go to their experts and back, forward and backward."""
+    if shape.moe is None or key.ep == 1:
+        return ZERO
+    share = key.tp if key.sequence_parallel else 1
+    sent = _activation_bytes(shape, key) * shape.moe.top_k / share
+    two = 2 * all_to_all_seconds(chip, Group.of(key.ep, key.tp, chip.hardware.fast_domain), sent)
+    return Phase(two, two * repeats, 0.0)
+
+
+def _activation_bytes(shape: ModelShape, key: LayerKey) -> int:
+    return key.seq * key.micro_batch * shape.hidden * key.element_bytes
