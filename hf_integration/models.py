@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
+from functools import cache
 from types import MappingProxyType
 
 import torch
@@ -16,41 +17,15 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ds_configs.named_models import NamedModel, named_models
 from hf_integration.errors import TrainingInputError
 
 # Embedding rows are padded to this multiple: it divides among 2, 4 or 8 tensor-parallel ranks.
 VOCABULARY_MULTIPLE = 8
 
 
-@dataclass(frozen=True)
-class ModelPreset:
-    """One size of one model family, in the field's usual terms.
-
-    Attributes:
-        family: transformers' ``model_type``.
-        hidden: width of the residual stream.
-        layers: number of decoder layers.
-        heads: attention heads.
-        kv_heads: key and value heads (equal to ``heads`` where the family has no grouped-query attention).
-        intermediate: width of the MLP.
-        positions: longest sequence in tokens.
-        tied: whether input and output embeddings share their weight.
-    """
-
-    family: str
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    intermediate: int
-    positions: int
-    tied: bool = False
-
-    def __post_init__(self) -> None:
-        if self.hidden % self.heads:
-            raise ValueError(f"hidden={self.hidden} is not divisible by heads={self.heads}")
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads={self.heads} is not divisible by kv_heads={self.kv_heads}")
+class ModelPreset(NamedModel):
+    """A named size that transformers can build."""
 
     def config(self, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
         """Return the transformers configuration of this size for ``tokenizer``'s vocabulary."""
@@ -73,21 +48,16 @@ class ModelPreset:
         )
 
 
-PRESETS: Mapping[str, ModelPreset] = MappingProxyType(
-    {
-        "tiny-llama": ModelPreset("llama", 128, 2, 4, 2, 352, 1024),
-        "tiny-qwen2": ModelPreset("qwen2", 128, 2, 4, 2, 352, 1024, tied=True),
-        "tiny-gpt2": ModelPreset("gpt2", 128, 2, 4, 4, 512, 1024, tied=True),
-        "llama-10m": ModelPreset("llama", 320, 8, 5, 5, 864, 2048),
-        "llama-100m": ModelPreset("llama", 768, 14, 12, 4, 2048, 4096),
-        "llama-1b": ModelPreset("llama", 2048, 20, 32, 8, 5632, 8192),
-    }
-)
+@cache
+def presets() -> Mapping[str, ModelPreset]:
+    """Return the sizes that ``--config_name`` takes, by name."""
+    models = {name: ModelPreset(**asdict(model)) for name, model in named_models().items()}
+    return MappingProxyType(models)
 
 
 def preset_names() -> list[str]:
     """Return the names that ``--config_name`` takes, smallest model first."""
-    return list(PRESETS)
+    return list(presets())
 
 
 def model_config(
@@ -102,7 +72,7 @@ def model_config(
             more tokens than the embedding has rows.
     """
     if directory is None:
-        return PRESETS[str(preset)].config(tokenizer)
+        return presets()[str(preset)].config(tokenizer)
     with refusing_unreadable(directory):
         config = AutoConfig.from_pretrained(directory)
     rows = config.get_text_config().vocab_size

@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM
 from hf_integration.byte_tokenizer import build_byte_tokenizer
 from hf_integration.errors import TrainingInputError
 from hf_integration.models import (
-    PRESETS,
     ModelPreset,
     build_model,
     model_config,
     preset_names,
+    presets,
     resolve_block_size,
 )
 
@@ -62,7 +62,7 @@ def test_inconsistent_preset_is_refused() -> None:
 
 
 def test_tokenizer_larger_than_the_embedding_is_refused(tmp_path: Path) -> None:
-    config = PRESETS["tiny-llama"].config(build_byte_tokenizer())
+    config = presets()["tiny-llama"].config(build_byte_tokenizer())
     config.vocab_size = 100
     config.save_pretrained(tmp_path)
     with pytest.raises(TrainingInputError, match="tokenizer has 257 tokens but the embedding of .* 100 rows"):
@@ -73,14 +73,14 @@ def test_broken_model_directories_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "none-such"}', encoding="utf-8")
     with pytest.raises(TrainingInputError, match="cannot be loaded"):
         model_config(str(tmp_path), None, build_byte_tokenizer())
-    PRESETS["tiny-llama"].config(build_byte_tokenizer()).save_pretrained(tmp_path)
+    presets()["tiny-llama"].config(build_byte_tokenizer()).save_pretrained(tmp_path)
     config = model_config(str(tmp_path), None, build_byte_tokenizer())
     with pytest.raises(TrainingInputError, match="cannot be loaded"):
         build_model(config, str(tmp_path))
 
 
 def test_block_size_is_held_to_the_models_positions() -> None:
-    config = PRESETS["tiny-llama"].config(build_byte_tokenizer())
+    config = presets()["tiny-llama"].config(build_byte_tokenizer())
     assert resolve_block_size(None, config) == 256
     assert resolve_block_size(1024, config) == 1024
     with pytest.raises(TrainingInputError, match="--block_size 1025 is longer than the 1024 positions"):
