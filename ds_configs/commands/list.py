@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ds_configs.presets import describe_preset, preset_names
+from ds_configs.presets import describe_preset, starting_points
 
 HELP = "list the presets, one a line"
 
@@ -14,8 +14,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the names of the presets and what each does."""
-    width = max(len(name) for name in preset_names())
-    for name in preset_names():
+    """Print the names of the presets and what each does; one that needs a value says which."""
+    width = max(len(name) for name in starting_points())
+    for name in starting_points():
         print(f"{name:<{width}}  {describe_preset(name)}")
     return 0

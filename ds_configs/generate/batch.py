@@ -28,13 +28,16 @@ def batch_keys(request: ConfigRequest) -> dict[str, Any]:
     Raises:
         DsConfigError: too little is given, or the three do not multiply out.
     """
-    given = {name: getattr(request, name) for name in KEYS if getattr(request, name) != AUTO}
+    given = {name: getattr(request, name) for name in KEYS if getattr(request, name) not in (AUTO, None)}
+    left_out = {name for name in KEYS if getattr(request, name) is None}
     replicas = request.parallel.dp if request.parallel else None
     if request.target == "hf":
         if len(given) == 3:
             _check_product(given, replicas)
-        return {key: given.get(name, AUTO) for name, key in KEYS.items()}
-    complete = _completed(given, replicas)
+        if {"train_batch", "micro_batch"} <= left_out:
+            raise DsConfigError("train_batch and micro_batch are both left out; DeepSpeed needs one of them")
+        return {key: given.get(name, AUTO) for name, key in KEYS.items() if name not in left_out}
+    complete = {name: value for name, value in _completed(given, replicas).items() if name not in left_out}
     if request.autotp:
         complete.pop("train_batch", None)
         if set(complete) != {"micro_batch", "accumulation"}:

@@ -46,11 +46,11 @@ class ConfigRequest:
     """ZeRO stage: 0 shards nothing, 1 optimizer state, 2 gradients too, 3 parameters too."""
     precision: str = AUTO
     """fp32, bf16, fp16; auto is HF's flags, or bf16 for plain DeepSpeed."""
-    train_batch: int | str = AUTO
+    train_batch: int | str | None = AUTO
     """Sequences an optimizer step sees over all ranks."""
-    micro_batch: int | str = AUTO
+    micro_batch: int | str | None = AUTO
     """Sequences a rank takes at once."""
-    accumulation: int | str = AUTO
+    accumulation: int | str | None = AUTO
     """Micro-batches an optimizer step; with ``pp`` > 1 those that fill the pipeline."""
     world_size: int | None = None
     """Ranks of the whole job, where known."""
@@ -153,11 +153,11 @@ class ConfigRequest:
 
     def _check_numbers(self) -> None:
         for name in ("train_batch", "micro_batch", "accumulation"):
-            self._check_whole(name, AUTO)
+            self._check_whole(name, AUTO, None)
         for name in ("world_size", "hidden", "steps_per_print"):
             self._check_whole(name, None)
         for name in ("tp", "pp"):
-            self._check_whole(name, 1)
+            self._check_whole(name)
         clipping = self.clipping
         if clipping in (AUTO, None):
             return
@@ -170,9 +170,9 @@ class ConfigRequest:
                 f"clipping is {show(clipping)}; give the largest gradient norm, or 0 for none"
             )
 
-    def _check_whole(self, name: str, otherwise: str | int | None) -> None:
+    def _check_whole(self, name: str, *others: str | None) -> None:
         value = getattr(self, name)
-        if value == otherwise and not isinstance(value, bool):
+        if value in others:
             return
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise DsConfigError(f"{name} is {show(value)}; give a whole number, 1 or more")

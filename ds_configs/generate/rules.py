@@ -208,6 +208,12 @@ def _scheduler_combinations(request: ConfigRequest) -> str | None:
             f"scheduler {request.scheduler}: warmup_num_steps={warmup} is more than total_num_steps={total}, "
             "so the rate would never decay; warm up for fewer steps"
         )
+    top, rate = params.get("warmup_max_lr"), request.optimizer_params.get("lr")
+    if request.target == "hf" and None not in (top, rate) and top != rate:
+        return (
+            f"scheduler {request.scheduler}: warmup_max_lr={top} differs from the optimizer's lr={rate}, but "
+            "HF wants both to be its --learning_rate; leave one of them auto"
+        )
     for low, high in (("warmup_min_lr", "warmup_max_lr"), ("cycle_min_lr", "cycle_max_lr")):
         if params.get(low) is not None and params.get(high) is not None and params[low] > params[high]:
             return (
