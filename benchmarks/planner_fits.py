@@ -3,7 +3,7 @@
 The planner is asked about a small model on 2 and 4 NPUs. Every strategy that runs today is then trained for
 three steps on simulated NPUs that have just the memory at which the planner still says that it fits: ZeRO and
 AutoTP by the launch command that it prints, with this repository's train.py, pipelines by
-``benchmarks/accuracy/train_pipeline.py``. As a control the strategy that needs most is run with so little
+``planner_pipeline.py``. As a control the strategy that needs most is run with so little
 memory that the planner rejects it by far, and must run out of it.
 
 Run as ``python benchmarks/planner_fits.py`` on an otherwise idle machine; it takes about a minute a run.
@@ -98,7 +98,7 @@ def command(run: Run, folder: Path) -> list[str]:
         config["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-4}}  # the program's part of the bargain
     config_file.write_text(to_text(config), encoding="utf-8")
     if candidate.job.parallel.pp > 1:
-        program = str(ROOT / "benchmarks" / "accuracy" / "train_pipeline.py")
+        program = str(ROOT / "benchmarks" / "planner_pipeline.py")
         words = shlex.split(launch_command(request, candidate, program, str(config_file)))
         job = candidate.job
         sizes = {

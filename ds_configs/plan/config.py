@@ -114,6 +114,8 @@ def _program_notes(request: PlanRequest, candidate: Candidate) -> list[str]:
     found = []
     if not candidate.engine.today:
         found.append(f"the command needs {candidate.engine.name}")
+    if candidate.job.parallel.pp > 1:
+        found.append("planned for as many layers a stage: PipelineModule's partition_method='type:LAYER'")
     if candidate.job.recomputation == "full" and candidate.job.parallel.pp > 1:
         found.append("full recomputation is PipelineModule's activation_checkpoint_interval=1")
     if candidate.job.shape.moe is not None and candidate.job.stage == 3:

@@ -145,7 +145,8 @@ def _proposal(proposal: Proposal, title: str) -> list[str]:
     return [
         f"{title}: {proposal.family}, run by {proposal.candidate.engine.name}",
         f"  {layout(proposal.candidate)}",
-        f"  step {_seconds(total)}, {job.global_batch * job.seq / total:,.0f} tokens/s: {shares}",
+        f"  step {_seconds(total)}, {job.global_batch * job.seq / total:,.0f} tokens/s",
+        f"  of it {shares}",
         f"  memory {amount(proposal.memory.total)} a card, most of it {term} ({amount(size)})"
         + (f"; {amount(proposal.memory.host)} of host memory a card" if proposal.memory.host else ""),
     ]
