@@ -114,6 +114,8 @@ def _program_notes(request: PlanRequest, candidate: Candidate) -> list[str]:
     found = []
     if not candidate.engine.today:
         found.append(f"the command needs {candidate.engine.name}")
+    if "nvme" in (candidate.job.offload_optimizer, candidate.job.offload_param):
+        found.append(f"nvme_path is {NVME_PATH}; name your drive's folder there")
     if candidate.job.parallel.pp > 1:
         found.append("planned for as many layers a stage: PipelineModule's partition_method='type:LAYER'")
     if candidate.job.recomputation == "full" and candidate.job.parallel.pp > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from ds_configs.errors import DsConfigError
 from ds_configs.plan.report import amount
@@ -12,6 +13,8 @@ from ds_configs.plan.search import Plan, plan
 
 GIB = 2**30
 MOST_TIMES_MORE = 64
+SHORTEST = 128
+"""Tokens below which nobody trains."""
 
 
 def nearest_miss(failed: Plan) -> str:
@@ -20,11 +23,6 @@ def nearest_miss(failed: Plan) -> str:
     The batch grows with the cards where it must, as otherwise no replica would have any of it.
     """
     request = failed.request
-    if not failed.misses:
-        return (
-            f"no strategy divides {request.npus} NPUs, {request.shape.name} and a global batch of "
-            f"{request.global_batch}; use a batch that is a multiple of {request.npus}"
-        )
     miss = min(failed.misses, key=lambda each: each.excess)
     term, size = miss.term
     return (
@@ -36,23 +34,28 @@ def nearest_miss(failed: Plan) -> str:
 def _mend(request: PlanRequest, needed: int) -> str:
     for times in (2, 4, 8, 16, 32, MOST_TIMES_MORE):
         npus = request.npus * times
-        try:
-            larger = replace(request, npus=npus, global_batch=max(request.global_batch, npus))
-        except DsConfigError:
-            continue
-        found = plan(larger)
-        if found.winner:
-            return f"with {npus} NPUs {found.winner.family} fits"
+        family = _fitting(request, npus=npus, global_batch=max(request.global_batch, npus))
+        if family:
+            return f"with {npus} NPUs {family} fits"
     shorter = request.seq // 2
-    while shorter >= 128:
-        found = plan(replace(request, seq=shorter))
-        if found.winner:
-            return f"with sequences of {shorter} tokens {found.winner.family} fits"
+    while shorter >= SHORTEST:
+        family = _fitting(request, seq=shorter)
+        if family:
+            return f"with sequences of {shorter} tokens {family} fits"
         shorter //= 2
     room = math.ceil(needed / (1 - request.margin) / GIB) * GIB
     larger_cards = request.hardware.with_figures(hbm_bytes=float(max(room, request.hardware.hbm_bytes)))
-    found = plan(replace(request, hardware=larger_cards))
-    if found.winner:
-        return f"with {room // GIB} GiB a card {found.winner.family} fits"
+    family = _fitting(request, hardware=larger_cards)
+    if family:
+        return f"with {room // GIB} GiB a card {family} fits"
     host = request.hardware.host_bytes / GIB
     return f"use cards with {room // GIB} GiB and more than {host:.0f} GiB of host memory a card"
+
+
+def _fitting(request: PlanRequest, **changes: Any) -> str | None:
+    """Return the family that is proposed with ``changes``; None where nothing fits or nothing divides."""
+    try:
+        winner = plan(replace(request, **changes)).winner
+    except DsConfigError:
+        return None
+    return winner.family if winner else None

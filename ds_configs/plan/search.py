@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from ds_configs.errors import DsConfigError
 from ds_configs.memory import MemoryEstimate, estimate
 from ds_configs.plan.candidates import FAMILIES, Candidate, candidates
 from ds_configs.plan.config import memory_job
@@ -82,13 +83,22 @@ class Plan:
 
 
 def plan(request: PlanRequest) -> Plan:
-    """Return the plan for ``request``: strategies that fit, by predicted step time."""
+    """Return the plan for ``request``: strategies that fit, by predicted step time.
+
+    Raises:
+        DsConfigError: no strategy divides the cards, the model and the batch, whatever the memory.
+    """
     families: dict[str, list[tuple[float, int, Candidate, StepTime]]] = defaultdict(list)
     count = 0
     for candidate in candidates(request):
         time = step_time(candidate.job, request.hardware)
         families[_key(candidate)].append((time.total, count, candidate, time))
         count += 1
+    if not count:
+        raise DsConfigError(
+            f"no strategy divides {request.npus} NPUs, {request.shape.name} and a global batch of "
+            f"{request.global_batch}; use a batch that is a multiple of {request.npus}"
+        )
     fits, misses = [], []
     for name in sorted(families, key=_rank):
         proposal, miss = _best_of(request, sorted(families[name], key=lambda each: each[:2]))
