@@ -19,13 +19,14 @@ class Engine:
     """ZeRO stages it works with."""
     schedules: tuple[str, ...] = ("1f1b",)
     sequence_parallel: bool = False
+    vocab_parallel: bool = True
     offload: bool = False
 
 
 # DeepSpeed 0.19.8: AutoTP works with every stage (engine.py:947), PipelineModule with 0 and 1
 # (pipe/engine.py:76).
 ZERO = Engine("DeepSpeed ZeRO", True, (0, 1, 2, 3), offload=True)
-AUTOTP = Engine("DeepSpeed AutoTP", True, (0, 1, 2, 3))
+AUTOTP = Engine("DeepSpeed AutoTP", True, (0, 1, 2, 3), vocab_parallel=False)
 PIPELINE = Engine("DeepSpeed PipelineModule", True, (0, 1))
 OWN_PIPELINE = Engine("npu_plugins pipeline (to come)", False, (0, 1), ("zb-h1", "zb-v", "interleaved"))
 OWN_TP = Engine("npu_plugins tensor parallelism (to come)", False, (0, 1), sequence_parallel=True)

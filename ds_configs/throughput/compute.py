@@ -192,6 +192,7 @@ class LayerKey:
     """What of a job decides one layer's time: the key under which it is kept."""
 
     tp: int
+    vocab_tp: int
     ep: int
     sequence_parallel: bool
     seq: int
@@ -205,6 +206,7 @@ class LayerKey:
         parallel = job.parallel
         return cls(
             parallel.tp,
+            job.vocab_tp,
             parallel.ep,
             parallel.sequence_parallel,
             job.seq,
@@ -244,12 +246,12 @@ def layer_seconds(chip: Chip, shape: ModelShape, key: LayerKey, moe: bool) -> tu
 
 @lru_cache(maxsize=1024)
 def head_seconds(chip: Chip, shape: ModelShape, key: LayerKey) -> Phase:
-    """Return the seconds of output layer and loss on one micro-batch, the vocabulary over ``tp`` ranks."""
+    """Return the seconds of output layer and loss on one micro-batch, vocabulary over ``vocab_tp`` ranks."""
     tokens = float(key.seq * key.micro_batch)
-    product = Matmul(tokens, shape.hidden, shape.vocab / key.tp)
+    product = Matmul(tokens, shape.hidden, shape.vocab / key.vocab_tp)
     seconds = chip.matmul_seconds(product, key.element_bytes)
-    loss = chip.memory_seconds(tokens * shape.vocab / key.tp * CROSS_ENTROPY_BYTES)
-    accumulate = chip.memory_seconds(shape.hidden * shape.vocab / key.tp * ACCUMULATE_BYTES)
+    loss = chip.memory_seconds(tokens * shape.vocab / key.vocab_tp * CROSS_ENTROPY_BYTES)
+    accumulate = chip.memory_seconds(shape.hidden * shape.vocab / key.vocab_tp * ACCUMULATE_BYTES)
     return Phase(seconds + loss * 0.7, seconds + loss * 0.3, seconds + accumulate)
 
 
@@ -258,7 +260,7 @@ def embedding_seconds(chip: Chip, shape: ModelShape, key: LayerKey) -> Phase:
     """Return the seconds of looking tokens up, and of adding their gradients, on one micro-batch."""
     tokens = float(key.seq * key.micro_batch)
     row = chip.memory_seconds(tokens * shape.hidden * 2 * key.element_bytes)
-    accumulate = chip.memory_seconds(shape.hidden * shape.vocab / key.tp * ACCUMULATE_BYTES)
+    accumulate = chip.memory_seconds(shape.hidden * shape.vocab / key.vocab_tp * ACCUMULATE_BYTES)
     return Phase(row, 0.0, row + accumulate)
 
 

@@ -41,11 +41,12 @@ class RankParameters:
 
 def rank_parameters(job: TrainingJob) -> RankParameters:
     """Return the parameters of the fullest pipeline stage on one tensor- and expert-parallel rank."""
-    return _rank_parameters(job.shape, job.parallel.tp, job.parallel.pp, job.parallel.ep)
+    parallel = job.parallel
+    return _rank_parameters(job.shape, parallel.tp, job.vocab_tp, parallel.pp, parallel.ep)
 
 
 @lru_cache(maxsize=1024)
-def _rank_parameters(shape: ModelShape, tp: int, pp: int, ep: int) -> RankParameters:
+def _rank_parameters(shape: ModelShape, tp: int, vocab_tp: int, pp: int, ep: int) -> RankParameters:
     embedding, head = shape.embedding_parameters(), shape.head_parameters()
     # Layers count with their average: those with experts are taken to lie evenly on the stages.
     layer = (shape.parameters() - embedding - head) / shape.layers
@@ -57,11 +58,11 @@ def _rank_parameters(shape: ModelShape, tp: int, pp: int, ep: int) -> RankParame
     if shape.tied_embeddings and pp > 1:
         head += shape.vocab * shape.hidden  # the last stage holds a copy
     stages = layers_of_stages(shape.layers, pp)
-    dense = [count * (layer - experts) for count in stages]
-    dense[0] += embedding
-    dense[-1] += head
-    fullest = max(range(pp), key=lambda index: dense[index] + stages[index] * experts / ep)
-    return RankParameters(dense[fullest] / tp, stages[fullest] * experts / ep / tp)
+    dense = [count * (layer - experts) / tp for count in stages]
+    dense[0] += embedding / vocab_tp
+    dense[-1] += head / vocab_tp
+    fullest = max(range(pp), key=lambda index: dense[index] + stages[index] * experts / ep / tp)
+    return RankParameters(dense[fullest], stages[fullest] * experts / ep / tp)
 
 
 def reduce_seconds(chip: Chip, job: TrainingJob) -> tuple[float, float]:

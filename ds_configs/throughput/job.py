@@ -43,6 +43,9 @@ class TrainingJob:
     """Chunks of layers a rank holds under the interleaved schedule (Narayanan et al. 2021 §2.2.2)."""
     fused_tp: bool = False
     """Whether matmuls and the tensor-parallel communication are fused (MC2), which hides a part of it."""
+    vocab_parallel: bool = True
+    """Whether tp ranks divide the vocabulary of the embedding and of the logits, as Megatron does and
+    DeepSpeed's AutoTP does not."""
     overlap_dp: bool = False
     """Whether gradients are reduced, and ZeRO-3's parameters gathered, beside the computation."""
     element_bytes: int = 2
@@ -62,6 +65,11 @@ class TrainingJob:
     def micro_batches(self) -> int:
         """Micro-batches that one rank runs in a step."""
         return self.global_batch // (self.parallel.dp * self.micro_batch)
+
+    @property
+    def vocab_tp(self) -> int:
+        """Ranks that divide the vocabulary."""
+        return self.parallel.tp if self.vocab_parallel else 1
 
     @property
     def tokens(self) -> int:

@@ -112,6 +112,14 @@ def test_tensor_parallel_volume_is_shoeybis() -> None:
     assert again.tensor_parallel == pytest.approx(expected * 1.5, rel=1e-6)
 
 
+def test_a_vocabulary_that_is_not_divided_is_computed_whole_on_each_rank() -> None:
+    """DeepSpeed's AutoTP leaves the output layer as it is: 6 · tokens · hidden · vocabulary more or less."""
+    divided = job(parallel=ParallelConfig(tp=4))
+    whole = step_time(replace(divided, vocab_parallel=False), ideal_card(), IDEAL)
+    more = whole.compute - step_time(divided, ideal_card(), IDEAL).compute
+    assert more * 1e12 == pytest.approx(6 * 8 * 2048 * 1024 * 51200 * 3 / 4, rel=1e-9)
+
+
 def test_expert_parallel_volume_is_four_all_to_alls() -> None:
     """Tokens go to their experts and back, forward and backward (Lepikhin et al. 2021; DeepSpeed-MoE §4)."""
     bandwidth = 100 * GB
