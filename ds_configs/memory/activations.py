@@ -19,7 +19,7 @@ MASK = 1
 """Bytes of an element of a dropout mask."""
 # Tensors of the MLP's inner width kept for each activation, without and with the product that follows it:
 # what transformers' Python code of that name saves. "gelu_new" is written out in elementary operators.
-UNFUSED_INNER = {"gelu_new": 5, "gelu_bloom": 5, "relu": 1}
+UNFUSED_INNER = {"gelu_new": 5, "relu": 1}
 USUAL_INNER = 2
 
 
@@ -89,31 +89,39 @@ def _latent(shape: ModelShape, e: int) -> int:
     return e * ((shape.mla.q_rank or 0) + shape.mla.kv_rank + shape.mla.rope_dim)
 
 
-def _norm_bytes(shape: ModelShape, e: int, width: int) -> int:
-    """What a norm keeps besides its output: RMSNorm works on an fp32 copy that it keeps, LayerNorm on its
-    input."""
+def norm_bytes(shape: ModelShape, e: int, width: int) -> int:
+    """Return the bytes a token that a norm keeps besides its output.
+
+    transformers' RMSNorm works on an fp32 copy and keeps it with the normalised values, in the model's
+    dtype or still in fp32; LayerNorm keeps its input.
+    """
     if shape.norm == "rmsnorm":
-        return (FP32 + e) * width if e != FP32 else 2 * FP32 * width
-    return e * width
+        return (FP32 + e) * width
+    return 2 * FP32 * width if shape.norm == "rmsnorm_fp32" else e * width
 
 
 def _transformers_attention(job: MemoryJob) -> Widths:
     shape, e = job.shape, job.element
     queries, keys, values = _attention_widths(shape)
     out = shape.heads * (shape.mla.value_dim if shape.mla else shape.head_dim)
-    replicated = shape.norms_per_layer * _norm_bytes(shape, e, shape.hidden) + e * shape.hidden
+    replicated = shape.norms_per_layer * norm_bytes(shape, e, shape.hidden) + e * shape.hidden
     if shape.dropout:
         replicated += 2 * e * shape.hidden  # one mask behind attention, one behind the MLP
-    split: float = e * (queries + out) + _latent(shape, e)
+    split: float = e * (queries + out)
+    if shape.mla:  # replicated: every rank makes the latent vectors whole
+        rank = (shape.mla.q_rank or 0) + shape.mla.kv_rank
+        replicated += norm_bytes(shape, e, rank) + e * rank
     if shape.qk_norm != "none":
-        split += _norm_bytes(shape, e, queries + keys)
+        split += norm_bytes(shape, e, queries + keys)
     quadratic = 0.0
+    if shape.fused_qkv and job.attention == "flash":
+        split += e * (queries + keys)  # the values are a view of all three
     if job.attention == "flash":
         split += e * (keys + values) + FP32 * shape.heads
     else:
         groups = shape.heads // shape.kv_heads if shape.mla is None else 1
         split += e * (keys + values) * groups  # repeat_kv copies them for every query head
-        upcast = FP32 if e != FP32 and shape.norm == "rmsnorm" else 0
+        upcast = FP32 if e != FP32 and shape.softmax_fp32 else 0
         quadratic = (e + upcast) * shape.heads * job.sequence
         if shape.attention_dropout:
             quadratic += 2 * e * shape.heads * job.sequence
@@ -129,6 +137,8 @@ def _mlp(job: MemoryJob, moe: bool) -> Widths:
         return Widths(replicated=into, split=e * _inner_tensors(job) * shape.ffn)
     routed = shape.moe.top_k * (e * _inner_tensors(job) * shape.moe.expert_ffn + 2 * e * shape.hidden)
     shared = e * _inner_tensors(job) * shape.moe.shared_ffn
+    if shape.moe.shared_gate and job.kernels == "transformers":
+        into += e * shape.hidden  # the shared expert's output, for its gate's gradient
     router = 2 * FP32 * shape.moe.experts
     return Widths(replicated=into + router + routed, split=shared)
 

@@ -36,7 +36,12 @@ def _stage(job: MemoryJob, stage: int) -> StageEstimate:
     terms["allocator slack"] = allocator_slack(sum(terms.values()))
     terms["HCCL buffers"] = hccl_bytes(job)
     return StageEstimate(
-        stage, name, MappingProxyType(terms), MappingProxyType(dict(states.host)), model_states(job, part)
+        stage=stage,
+        moment=name,
+        terms=MappingProxyType(terms),
+        host_terms=MappingProxyType(dict(states.host)),
+        moments=moments,
+        model_states=model_states(job, part),
     )
 
 

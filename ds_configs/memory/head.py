@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ds_configs.memory.activations import FP32, MASK
+from ds_configs.memory.activations import FP32, MASK, norm_bytes
 from ds_configs.memory.job import MemoryJob
 
 
@@ -24,7 +24,7 @@ def head_bytes(job: MemoryJob) -> int:
     e, hidden, vocab = job.element, job.shape.hidden, job.shape.vocab
     if job.kernels == "megatron":  # Korthikanti 2022 §4.3: 4sbh/t (1 + v/h)
         return _tokens(job) * (2 * e * hidden + FP32 * vocab) // job.parallel.tp
-    norm = (FP32 + e) * hidden if job.shape.norm == "rmsnorm" and e != FP32 else 2 * e * hidden
+    norm = norm_bytes(job.shape, e, hidden)
     # The caller's output object holds the logits in the model's dtype.
     return _tokens(job) * (norm + e * hidden + e * vocab)
 

@@ -21,6 +21,8 @@ class StageEstimate:
     """Bytes on the NPU by term, at that moment."""
     host_terms: Mapping[str, int]
     """Bytes of host memory for this rank, by term."""
+    moments: Mapping[str, Mapping[str, int]]
+    """Bytes of tensors by term at every moment that could have been the peak."""
     model_states: Mapping[str, int]
     """Parameters, gradients, master weights and optimizer states as the ZeRO paper counts them, in bytes."""
 

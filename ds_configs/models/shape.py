@@ -9,8 +9,9 @@ from typing import Literal
 
 from ds_configs.errors import DsConfigError
 
-Norm = Literal["rmsnorm", "layernorm", "layernorm_no_bias", "none"]
-"""Kind of a normalisation: its parameters a channel are 1, 2, 1 and 0."""
+Norm = Literal["rmsnorm", "rmsnorm_fp32", "layernorm", "layernorm_no_bias", "none"]
+"""Kind of a normalisation: its parameters a channel are 1, 1, 2, 1 and 0. "rmsnorm_fp32" multiplies by its weight
+before it leaves fp32, which keeps a wider tensor for the backward pass."""
 QkNorm = Literal["none", "per_head", "each_head", "full"]
 """Normalised queries and keys: not at all, one vector of head_dim, one for each head, or over all heads."""
 
@@ -101,6 +102,10 @@ class ModelShape:
     head_bias: bool = False
     """Whether the output layer onto the vocabulary has a bias."""
     qk_norm: QkNorm = "none"
+    fused_qkv: bool = False
+    """Whether one matrix makes queries, keys and values, so that none of the three can be freed alone."""
+    softmax_fp32: bool = True
+    """Whether unfused attention takes its softmax in fp32."""
     attention_sinks: bool = False
     """Whether each head has one learned attention sink (gpt_oss)."""
     embedding_width: int | None = None

@@ -79,8 +79,8 @@ def model_tensors(shape: ModelShape) -> Iterator[Tensor]:
 
 
 def _norm(shape: ModelShape, name: str, width: int) -> list[Tensor]:
-    vectors = {"rmsnorm": ("weight",), "layernorm": ("weight", "bias"), "layernorm_no_bias": ("weight",)}
-    return [Tensor(f"{name}.{vector}", (width,)) for vector in vectors.get(shape.norm, ())]
+    vectors = {"layernorm": ("weight", "bias"), "none": ()}.get(shape.norm, ("weight",))
+    return [Tensor(f"{name}.{vector}", (width,)) for vector in vectors]
 
 
 def _linear(name: str, rows: int, columns: int, bias: bool, split: Split) -> list[Tensor]:

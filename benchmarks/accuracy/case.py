@@ -1,0 +1,138 @@
+"""One combination: a small model and a job, as DeepSpeed, transformers and the memory model want them told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ds_configs.memory import Buckets, MemoryJob
+from ds_configs.models import ModelShape
+from ds_configs.models.hf_config import shape_of_config
+from ds_configs.parallel import ParallelConfig
+
+CASES = Path(__file__).with_name("cases.json")
+# Small models need small buckets: DeepSpeed's default of 5e8 elements would be all that there is to measure.
+SMALL_BUCKET = 2_000_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of ``cases.json``; the defaults are what most rows share."""
+
+    name: str
+    family: str = "llama"
+    layers: int = 8
+    hidden: int = 320
+    ffn: int = 864
+    heads: int = 5
+    kv_heads: int = 5
+    vocab: int = 4096
+    tied: bool = False
+    stage: int = 0
+    dtype: str = "bf16"
+    gradient_dtype: str | None = None
+    dp: int = 2
+    tp: int = 1
+    pp: int = 1
+    micro_batch: int = 2
+    sequence: int = 256
+    accumulation: int = 1
+    recomputation: str = "none"
+    attention: str = "flash"
+    offload_optimizer: str = "none"
+    offload_param: str = "none"
+    buckets: dict[str, Any] = field(default_factory=dict)
+    """Fields of Buckets other than a reduce bucket of 2e6."""
+
+    @property
+    def ranks(self) -> int:
+        """World size."""
+        return self.dp * self.tp * self.pp
+
+    def hf_config(self) -> dict[str, Any]:
+        """Return the model's config.json."""
+        sizes: dict[str, Any] = {
+            "model_type": self.family,
+            "vocab_size": self.vocab,
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "max_position_embeddings": 2048,
+            "tie_word_embeddings": self.tied,
+        }
+        if self.family == "gpt2":
+            return {**sizes, "n_inner": self.ffn, "bos_token_id": 0, "eos_token_id": 0}
+        return {**sizes, "intermediate_size": self.ffn, "num_key_value_heads": self.kv_heads}
+
+    def shape(self) -> ModelShape:
+        """Return the model's shape, read from its config.json as the tool reads it."""
+        return shape_of_config(self.hf_config(), self.name)
+
+    def bucket_sizes(self) -> Buckets:
+        """Return DeepSpeed's buffers."""
+        return Buckets(**{"reduce": SMALL_BUCKET, "allgather": SMALL_BUCKET, **self.buckets})
+
+    def job(self) -> MemoryJob:
+        """Return what the memory model is asked."""
+        return MemoryJob(
+            shape=self.shape(),
+            parallel=ParallelConfig(tp=self.tp, pp=self.pp, dp=self.dp),
+            stage=self.stage,
+            dtype=self.dtype,  # type: ignore[arg-type]
+            micro_batch=self.micro_batch,
+            sequence=self.sequence,
+            accumulation=self.accumulation,
+            recomputation=self.recomputation,  # type: ignore[arg-type]
+            attention=self.attention,  # type: ignore[arg-type]
+            offload_optimizer=self.offload_optimizer,  # type: ignore[arg-type]
+            offload_param=self.offload_param,  # type: ignore[arg-type]
+            gradient_dtype=self.gradient_dtype,  # type: ignore[arg-type]
+            buckets=self.bucket_sizes(),
+        )
+
+    def ds_config(self, folder: str) -> dict[str, Any]:
+        """Return DeepSpeed's configuration; ``folder`` is where nvme offload may write."""
+        buckets = self.bucket_sizes()
+        zero: dict[str, Any] = {
+            "stage": self.stage,
+            "reduce_bucket_size": buckets.reduce,
+            "allgather_bucket_size": buckets.allgather,
+            "contiguous_gradients": buckets.contiguous_gradients,
+            "reduce_scatter": buckets.reduce_scatter,
+        }
+        if buckets.overlap_comm is not None:
+            zero["overlap_comm"] = buckets.overlap_comm
+        if self.stage == 3:
+            zero |= {
+                "stage3_prefetch_bucket_size": buckets.prefetch,
+                "stage3_param_persistence_threshold": buckets.persistence,
+                "stage3_max_live_parameters": buckets.max_live,
+                "stage3_max_reuse_distance": buckets.reuse,
+                "sub_group_size": buckets.sub_group,
+            }
+        for key in ("offload_optimizer", "offload_param"):
+            if getattr(self, key) != "none":
+                zero[key] = {"device": getattr(self, key), "pin_memory": True}
+                if getattr(self, key) == "nvme":
+                    zero[key]["nvme_path"] = folder
+        config: dict[str, Any] = {
+            "train_micro_batch_size_per_gpu": self.micro_batch,
+            "gradient_accumulation_steps": self.accumulation,
+            "gradient_clipping": 1.0,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+            "zero_optimization": zero,
+        }
+        if self.dtype != "fp32":
+            config[self.dtype] = {"enabled": True}
+        if self.gradient_dtype:
+            config["data_types"] = {"grad_accum_dtype": self.gradient_dtype}
+        if self.tp > 1:
+            config["tensor_parallel"] = {"autotp_size": self.tp}
+        return config
+
+
+def load_cases() -> list[Case]:
+    """Return all combinations."""
+    return [Case(**row) for row in json.loads(CASES.read_text(encoding="utf-8"))]

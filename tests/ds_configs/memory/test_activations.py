@@ -1,0 +1,74 @@
+"""Activations of transformers' layers against the tensors that autograd really keeps, on the CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ds_configs.memory import MemoryJob, estimate
+from ds_configs.models.hf_config import shape_of_config
+from tests.ds_configs.memory.autograd_bytes import MICRO_BATCH, SEQUENCE
+
+GATED = {"intermediate_size": 384, "num_key_value_heads": 2}
+EXPERTS = {"num_experts_per_tok": 2, "num_key_value_heads": 2, "intermediate_size": 256}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": GATED,
+    "qwen2": GATED,
+    "qwen3": {**GATED, "head_dim": 32},
+    "olmo2": {"intermediate_size": 384},
+    "gpt_neox": {"intermediate_size": 512},
+    "gpt2": {"bos_token_id": 0, "eos_token_id": 0},
+    "opt": {"ffn_dim": 512, "word_embed_proj_dim": 128},
+    "mixtral": {**EXPERTS, "num_local_experts": 4},
+    "qwen2_moe": {
+        **EXPERTS,
+        "num_experts": 4,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 256,
+    },
+    "qwen3_moe": {**EXPERTS, "num_local_experts": 4, "moe_intermediate_size": 128},
+}
+SIZES = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 1024}
+# PyTorch's CPU has no flash attention with dropout, so GPT-2 is measured without fusion only.
+CASES = [
+    (family, dtype, attention, False)
+    for family in FAMILIES
+    for dtype in ("bfloat16", "float32")
+    for attention in ("sdpa", "eager")
+    if family != "gpt2" or attention == "eager"
+] + [("llama", "bfloat16", "sdpa", True)]
+NAMES = {"bfloat16": "bf16", "float32": "fp32", "sdpa": "flash", "eager": "eager"}
+
+
+@pytest.fixture(scope="module")
+def live() -> dict[tuple[Any, ...], list[Any]]:
+    """What each case keeps: bytes after the forward pass, at the peak, and its config.json."""
+    cases = [[*case, {**SIZES, **FAMILIES[case[0]]}] for case in CASES]
+    answer = subprocess.run(
+        [sys.executable, "-m", "tests.ds_configs.memory.autograd_bytes"],
+        input=json.dumps(cases), stdout=subprocess.PIPE, text=True, check=True, timeout=300,
+        cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    return dict(zip(CASES, json.loads(answer.stdout.splitlines()[-1]), strict=True))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_peak_of_activations_and_loss(case: tuple[Any, ...], live: dict[tuple[Any, ...], list[Any]]) -> None:
+    """At the loss: within 5 % for every family, dtype and kind of attention."""
+    _, peak, config = live[case]
+    family, dtype, attention, checkpointing = case
+    job = MemoryJob(
+        shape_of_config(config, family),
+        dtype=NAMES[dtype],  # type: ignore[arg-type]
+        attention=NAMES[attention],  # type: ignore[arg-type]
+        micro_batch=MICRO_BATCH,
+        sequence=SEQUENCE,
+        recomputation="full" if checkpointing else "none",
+    )
+    terms = estimate(job).stages[0].moments["loss"]
+    assert terms["activations"] + terms["logits and loss"] == pytest.approx(peak, rel=0.05)
