@@ -11,7 +11,7 @@ from importlib import import_module
 from ds_configs.errors import DsConfigError
 
 # In the order of `ds-config --help`.
-COMMANDS = ("list", "show", "generate", "resolve", "lint", "memory", "plan")
+COMMANDS = ("list", "show", "generate", "resolve", "lint", "explain", "memory", "plan")
 REFUSED = 2
 
 

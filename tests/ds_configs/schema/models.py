@@ -43,8 +43,15 @@ def keys_of(model: type[pydantic.BaseModel], above: str) -> dict[str, Fields]:
             found[f"{above}.{name}"] = {**fields, "alias_of": path}
         nested = _model_in(info.annotation)
         if nested is not None:
-            for owner in [path] + ([f"{above}.{name}"] if info.alias else []):
-                found.update(keys_of(nested, owner))
+            inner = keys_of(nested, path)
+            found.update(inner)
+            if info.alias:
+                found.update(
+                    {
+                        f"{above}.{name}{key[len(path) :]}": {**one, "alias_of": key}
+                        for key, one in inner.items()
+                    }
+                )
     return found
 
 

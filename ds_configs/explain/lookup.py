@@ -1,0 +1,82 @@
+"""Finds the key that a user names: by its path, by the end of it, or by a word like it."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from ds_configs.errors import DsConfigError
+from ds_configs.schema import VERSIONS, Key, Schema, load_schema
+
+MOST_SHOWN = 8
+MOST_LIKELY = 4
+LIKENESS = 0.6
+SHORTEST_PART = 4  # a shorter word is part of too many names
+
+
+def find_key(schema: Schema, wanted: str) -> Key:
+    """Return the key called ``wanted``: a whole path, or as much of its end as names one key only.
+
+    Raises DsConfigError with the keys that were meant, where several or none are called so.
+    """
+    name = wanted.strip().strip(".").replace("/", ".")
+    path = tuple(name.split("."))
+    exact = schema.key(path)
+    if exact is not None:
+        return exact
+    ending = [key for key in all_keys(schema) if key.path[-len(path) :] == path]
+    firsts = [key for key in ending if key.alias_of is None] or ending
+    if len(firsts) == 1:
+        return firsts[0]
+    if firsts:
+        raise DsConfigError(f"{len(firsts)} keys are called {name}: name one of {_names(firsts)}")
+    raise DsConfigError(f"{_unknown(schema, name)}{_likely(schema, name)}")
+
+
+def all_keys(schema: Schema) -> list[Key]:
+    """Return every key, parameters of optimizers and schedulers included, each once."""
+    found = {key.name: key for key in schema.keys.values()}
+    for kinds in schema.variants.values():
+        for parameters in kinds.values():
+            for key in parameters.values():
+                found.setdefault(key.name, key)
+    return list(found.values())
+
+
+def likely_keys(schema: Schema, name: str) -> list[str]:
+    """Return the keys that are spelt most like ``name``, the likeliest first."""
+    word = name.lower().replace("-", "_")
+    by_word: dict[str, list[str]] = {}
+    for key in all_keys(schema):
+        if key.alias_of is None:
+            by_word.setdefault(key.path[-1], []).append(key.name)
+            by_word.setdefault(key.name, []).append(key.name)
+    found: list[str] = []
+    for candidate in (word, word.rpartition(".")[2]):
+        for match in get_close_matches(candidate, by_word, MOST_SHOWN, LIKENESS):
+            found += by_word[match]
+    if len(word) >= SHORTEST_PART:
+        found += [name for one, names in by_word.items() if word in one for name in names]
+    return list(dict.fromkeys(found))[:MOST_LIKELY]
+
+
+def _unknown(schema: Schema, name: str) -> str:
+    path = tuple(name.split("."))
+    others = [version for version in VERSIONS if load_schema(version).key(path) is not None]
+    if others:
+        return f"DeepSpeed {schema.version} has no key {name}; {' and '.join(others)} have it"
+    return f"DeepSpeed {schema.version} has no key {name}"
+
+
+def _likely(schema: Schema, name: str) -> str:
+    likely = likely_keys(schema, name)
+    return (
+        f"; did you mean {' or '.join(likely)}?"
+        if likely
+        else "; `ds-config explain FILE` explains a file's keys"
+    )
+
+
+def _names(keys: list[Key]) -> str:
+    names = sorted(key.name for key in keys)
+    shown = ", ".join(names[:MOST_SHOWN])
+    return shown if len(names) <= MOST_SHOWN else f"{shown} and {len(names) - MOST_SHOWN} more"

@@ -1,0 +1,216 @@
+"""What a user of `ds-config explain` gets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ds_configs.cli import main
+from ds_configs.errors import DsConfigError
+from ds_configs.explain import Explanation, explain_file, explain_key
+from ds_configs.explain.lookup import all_keys
+from ds_configs.schema import LATEST, VERSIONS, load_schema
+
+
+def file_with(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "ds_config.json"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def notes_of(explanations: list[Explanation]) -> dict[str, str]:
+    return {one.key: " ".join(one.notes) for one in explanations}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "key"),
+    [
+        ("zero_optimization.stage", "zero_optimization.stage"),
+        ("zero_optimization/stage", "zero_optimization.stage"),
+        ("reduce_bucket_size", "zero_optimization.reduce_bucket_size"),
+        ("offload_optimizer.device", "zero_optimization.offload_optimizer.device"),
+        ("lr", "optimizer.params.lr"),
+        ("warmup_num_steps", "scheduler.params.warmup_num_steps"),
+        ("train_batch_size", "train_batch_size"),
+    ],
+)
+def test_a_key_is_found_by_path_or_by_its_end(wanted: str, key: str) -> None:
+    assert explain_key(wanted).key == key
+
+
+def test_a_name_of_several_keys_is_refused_with_them() -> None:
+    with pytest.raises(
+        DsConfigError, match="keys are called device: name one of zero_optimization.offload_opt"
+    ):
+        explain_key("device")
+
+
+@pytest.mark.parametrize(
+    ("slip", "meant"),
+    [
+        ("overlap_com", "zero_optimization.overlap_comm"),
+        ("zero_optimization.stge", "zero_optimization.stage"),
+        ("zero_optimisation", "zero_optimization"),
+        ("gradient-clipping", "gradient_clipping"),
+        ("train_micro_batch_size", "train_micro_batch_size_per_gpu"),
+        ("prefetch", "zero_optimization.stage3_prefetch_bucket_size"),
+    ],
+)
+def test_a_slip_gets_the_likely_keys(slip: str, meant: str) -> None:
+    with pytest.raises(DsConfigError, match=rf"DeepSpeed 0.19.8 has no key {slip}; did you mean .*{meant}"):
+        explain_key(slip)
+
+
+def test_a_word_like_nothing_is_refused_too() -> None:
+    with pytest.raises(DsConfigError, match="has no key xyzzyxyzzy"):
+        explain_key("xyzzyxyzzy")
+
+
+def test_defaults_are_of_the_version_asked_for() -> None:
+    assert explain_key("gradient_clipping").default == "1.0"
+    old = explain_key("gradient_clipping", "0.18")
+    assert (old.version, old.default) == ("0.18.9", "0.0")
+    assert old.history == "Other versions: default 1.0 in 0.19.8."
+
+
+def test_a_key_of_another_version_says_which() -> None:
+    with pytest.raises(
+        DsConfigError, match="DeepSpeed 0.16.9 has no key expert_parallel.enabled; 0.19.8 have it"
+    ):
+        explain_key("expert_parallel.enabled", "0.16.9")
+
+
+def test_a_removed_key_says_so() -> None:
+    one = explain_key("amp")
+    assert one.removed
+    assert one.notes[0].startswith("Removed in DeepSpeed 0.19.8: the parser refuses it, even empty.")
+    assert not explain_key("amp", "0.18").removed
+
+
+def test_another_spelling_has_the_text_of_the_first() -> None:
+    short, full = explain_key("prefetch_bucket_size"), explain_key("stage3_prefetch_bucket_size")
+    assert short.does == full.does
+    assert "Another spelling of zero_optimization.stage3_prefetch_bucket_size." in short.notes
+
+
+def test_default_of_a_parameter_depends_on_the_type() -> None:
+    assert explain_key("lr").default == "0.001 (Adam, AdamW, Lamb, Lion, SGD); 0.01 (Adagrad); 0.02 (Muon)"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_key_can_be_explained(version: str) -> None:
+    for key in all_keys(load_schema(version)):
+        assert explain_key(key.name, version).key == key.name
+
+
+def test_a_file_is_explained_in_its_order_with_values(tmp_path: Path) -> None:
+    path = file_with(
+        tmp_path, '{"bf16": {"enabled": true},\n "train_batch_size": 8,\n "optimizer": {"type": "Lion"}}'
+    )
+    found = explain_file(path)
+    assert [one.key for one in found] == [
+        "bf16",
+        "bf16.enabled",
+        "train_batch_size",
+        "optimizer",
+        "optimizer.type",
+    ]
+    assert [one.line for one in found] == [1, 1, 2, 3, 3]
+    assert found[2].value == 8
+
+
+def test_a_file_says_what_is_ignored_refused_or_unknown(tmp_path: Path) -> None:
+    document = {
+        "zero_optimisation": {"stage": 3},
+        "amp": {"enabled": True},
+        "gradient_clipping": "1.0",
+        "zero_optimization": {
+            "stage": 2,
+            "reduce_bucket_size": "2e8",
+            "offload_param": {"device": "cpu"},
+            "overlap_comm": "auto",
+            "no_such_key": 1,
+        },
+        "pipeline": {"stages": 2},
+    }
+    said = notes_of(explain_file(file_with(tmp_path, json.dumps(document))))
+    assert "ignores it without a word. Like it: zero_optimization" in said["zero_optimisation"]
+    assert "zero_optimisation.stage" not in said
+    assert said["amp"].startswith("Removed")
+    assert said["gradient_clipping"] == 'The parser takes "1.0", but the key is meant to hold float.'
+    assert said["zero_optimization.stage"] == ""
+    assert said["zero_optimization.reduce_bucket_size"] == 'Refused: it must be a whole number, not "2e8".'
+    assert said["zero_optimization.offload_param"].startswith("Ignored: the file has stage 2.")
+    assert said["zero_optimization.offload_param.device"].startswith("Ignored: the file has stage 2.")
+    assert "Hugging Face's Trainer" in said["zero_optimization.overlap_comm"]
+    assert "knows no such key and refuses it" in said["zero_optimization.no_such_key"]
+    assert said["pipeline"] == "Ignored unless the model is a PipelineModule."
+
+
+def test_a_condition_that_the_file_meets_is_not_repeated(tmp_path: Path) -> None:
+    path = file_with(tmp_path, '{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}')
+    assert notes_of(explain_file(path))["zero_optimization.offload_param"] == ""
+
+
+def test_parameters_are_judged_by_the_files_type(tmp_path: Path) -> None:
+    document = {
+        "optimizer": {"type": "adamw", "params": {"lr": 1, "momentum": 0.9}},
+        "scheduler": {"type": "X", "params": {"y": 1}},
+    }
+    found = {one.key: one for one in explain_file(file_with(tmp_path, json.dumps(document)))}
+    assert found["optimizer.params.lr"].default == "0.001"
+    assert found["optimizer.params.momentum"].notes[0] == (
+        "AdamW has no such parameter and fails when the engine is built. SGD and Muon have it."
+    )
+    assert found["scheduler.params.y"].notes == (
+        "DeepSpeed hands it on as it is to the class that scheduler.type names.",
+    )
+
+
+def test_a_file_with_comments_is_read_as_deepspeed_reads_it(tmp_path: Path) -> None:
+    assert [
+        one.key for one in explain_file(file_with(tmp_path, '{\n// small\n"train_batch_size": 8,\n}'))
+    ] == ["train_batch_size"]
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "model: x", "\x00\x01"])
+def test_what_is_no_configuration_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(DsConfigError, match="ds_config.json holds no JSON object to explain"):
+        explain_file(file_with(tmp_path, text))
+
+
+def test_text_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "zero_optimization.reduce_bucket_size"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("zero_optimization.reduce_bucket_size   [int above 0; default 500000000 (5e8)]\n")
+    for part in (
+        "Unit: elements.",
+        "Memory:",
+        "Communication:",
+        "When to change it:",
+        "On Ascend:",
+        f"DeepSpeed {LATEST}",
+    ):
+        assert part in " ".join(out.split())
+
+
+def test_json_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "fp16.enabled", "--format", "json", "--deepspeed-version", "0.17"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    assert (one["key"], one["version"], one["default"]) == ("fp16.enabled", "0.17.6", "false")
+    assert "value" not in one
+    assert main(["explain", file_with(tmp_path, '{"train_batch_size": 8}'), "--format", "json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    assert (one["value"], one["line"]) == (8, 1)
+
+
+@pytest.mark.parametrize(
+    "argv", [["nonsense"], ["no/such/file.json"], ["stage", "--deepspeed-version", "9.9"]]
+)
+def test_what_cannot_be_done_is_refused_in_a_sentence(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", *argv]) == 2
+    assert capsys.readouterr().err.startswith("ds-config: ")
