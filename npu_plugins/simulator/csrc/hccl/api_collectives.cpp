@@ -3,6 +3,7 @@
 
 #include "hccl/buffers.h"
 #include "hccl/collectives.h"
+#include "hccl/group.h"
 
 using namespace npu_sim::hccl;
 
@@ -52,10 +53,9 @@ class Call {
         if (!comm_) return HCCL_E_PTR;
         if (!checks_->passed()) return checks_->report();
         Label label{asked.kind, 0, detail()};
-        return comm_->issue(stream, std::move(label),
-                            [comm = comm_.get(), asked = std::move(asked)](const Label& of) {
-                                run_collective(*comm, asked, of);
-                            });
+        auto body = [comm = comm_.get(), asked = std::move(asked)](const Label& of) { run_collective(*comm, asked, of); };
+        if (is_grouping()) return keep_collective(comm_, stream, std::move(label), std::move(body));
+        return comm_->issue(stream, std::move(label), std::move(body));
     }
 
     Collective asked;

@@ -17,9 +17,9 @@ HcclResult transfer(Kind kind, void* buffer, uint64_t count, HcclDataType type, 
     const uint64_t bytes = checks.bytes_of(type, count);
     checks.buffer(asked.is_send ? "sendBuf" : "recvBuf", buffer, bytes, &asked.offset);
     if (!checks.passed()) return checks.report();
+    if (is_grouping()) return keep_transfer(comm, stream, asked);
     Label label{kind, 0, (asked.is_send ? "to rank " : "from rank ") + std::to_string(peer) + ", count " +
                              std::to_string(count) + ", " + type_name(type)};
-    if (is_grouping()) return issue_in_group(comm, stream, std::move(label), asked);
     return comm->issue(stream, std::move(label),
                        [comm = comm.get(), asked](const Label& of) { run_transfers(*comm, {asked}, of); });
 }
@@ -56,7 +56,7 @@ extern "C" NPU_SIM_EXPORT HcclResult HcclBatchSendRecv(HcclSendRecvItem* sendRec
         transfers.push_back(asked);
     }
     if (!checks.passed()) return checks.report();
-    // Also in a group it runs here: all its transfers run at once anyway.
+    // Also in a group it runs here: HCCL takes no batch inside one.
     Label label{Kind::kBatchSendRecv, 0, std::to_string(itemNum) + " transfers"};
     return comm->issue(stream, std::move(label), [comm = comm.get(), transfers = std::move(transfers)](const Label& of) {
         run_transfers(*comm, transfers, of);

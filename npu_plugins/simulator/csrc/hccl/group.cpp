@@ -1,31 +1,31 @@
 #include "hccl/group.h"
 
-#include <algorithm>
-#include <atomic>
+#include <string>
 #include <utility>
+#include <vector>
+
+#include "runtime/sim.h"
 
 namespace npu_sim::hccl {
 namespace {
 
-// The transfers of one communicator and stream in a group. Filled by the calling thread, read by the stream
-// once `is_closed`.
-struct Batch {
-    Batch(std::shared_ptr<Comm> comm, aclrtStream stream) : comm(std::move(comm)), stream(stream) {}
+struct KeptCollective {
+    aclrtStream stream;
+    Label label;
+    std::function<void(const Label&)> body;
+};
 
-    bool can_cross() const {
-        const auto differs = [this](const Transfer& it) { return it.is_send != transfers.front().is_send; };
-        return comm->ranks() > 2 || std::any_of(transfers.begin(), transfers.end(), differs);
-    }
-
-    const std::shared_ptr<Comm> comm;
-    const aclrtStream stream;
+// What one communicator has to do when the group ends.
+struct Kept {
+    std::shared_ptr<Comm> comm;
+    aclrtStream transfer_stream = nullptr;
     std::vector<Transfer> transfers;
-    std::atomic<bool> is_closed{false};
+    std::vector<KeptCollective> collectives;
 };
 
 struct Group {
     int depth = 0;
-    std::vector<std::shared_ptr<Batch>> batches;
+    std::vector<Kept> kept;
 };
 
 Group& group() {
@@ -33,32 +33,45 @@ Group& group() {
     return own;
 }
 
-std::shared_ptr<Batch> batch_for(const std::shared_ptr<Comm>& comm, aclrtStream stream) {
-    for (const auto& batch : group().batches)
-        if (batch->comm == comm && batch->stream == stream) return batch;
-    return group().batches.emplace_back(std::make_shared<Batch>(comm, stream));
+Kept& kept_of(const std::shared_ptr<Comm>& comm) {
+    for (Kept& kept : group().kept)
+        if (kept.comm == comm) return kept;
+    return group().kept.emplace_back(Kept{comm, nullptr, {}, {}});
 }
 
-// The call's turn in its stream.
-void run_member(const Batch& batch, size_t index, const Label& label) {
-    const auto nobody = [](uint32_t) { return false; };
-    batch.comm->wait_for_bell(label, [&] { return batch.is_closed.load(); }, nobody);
-    if (!batch.can_cross())
-        run_transfers(*batch.comm, {batch.transfers[index]}, label);
-    else if (index + 1 == batch.transfers.size())
-        run_transfers(*batch.comm, batch.transfers, label);
+HcclResult issue_transfers(Kept& kept) {
+    Label label{Kind::kBatchSendRecv, 0, std::to_string(kept.transfers.size()) + " transfers of a group"};
+    auto body = [comm = kept.comm.get(), transfers = std::move(kept.transfers)](const Label& of) {
+        run_transfers(*comm, transfers, of);
+    };
+    return kept.comm->issue(kept.transfer_stream, std::move(label), std::move(body));
+}
+
+HcclResult issue_all(Kept& kept) {
+    if (!kept.transfers.empty())
+        if (const HcclResult failed = issue_transfers(kept); failed != HCCL_SUCCESS) return failed;
+    for (KeptCollective& each : kept.collectives)
+        if (const HcclResult failed = kept.comm->issue(each.stream, std::move(each.label), std::move(each.body));
+            failed != HCCL_SUCCESS)
+            return failed;
+    return HCCL_SUCCESS;
 }
 
 }  // namespace
 
 bool is_grouping() { return group().depth > 0; }
 
-HcclResult issue_in_group(const std::shared_ptr<Comm>& comm, aclrtStream stream, Label label,
-                          const Transfer& transfer) {
-    const auto batch = batch_for(comm, stream);
-    const size_t index = batch->transfers.size();
-    batch->transfers.push_back(transfer);
-    return comm->issue(stream, std::move(label), [batch, index](const Label& of) { run_member(*batch, index, of); });
+HcclResult keep_transfer(const std::shared_ptr<Comm>& comm, aclrtStream stream, const Transfer& transfer) {
+    Kept& kept = kept_of(comm);
+    if (kept.transfers.empty()) kept.transfer_stream = stream;
+    kept.transfers.push_back(transfer);
+    return HCCL_SUCCESS;
+}
+
+HcclResult keep_collective(const std::shared_ptr<Comm>& comm, aclrtStream stream, Label label,
+                           std::function<void(const Label&)> body) {
+    kept_of(comm).collectives.push_back({stream, std::move(label), std::move(body)});
+    return HCCL_SUCCESS;
 }
 
 }  // namespace npu_sim::hccl
@@ -73,9 +86,11 @@ extern "C" NPU_SIM_EXPORT HcclResult HcclGroupStart() {
 extern "C" NPU_SIM_EXPORT HcclResult HcclGroupEnd() {
     if (group().depth == 0) return refuse(HCCL_E_PARA, "HcclGroupEnd: no HcclGroupStart of this thread is open.");
     if (--group().depth > 0) return HCCL_SUCCESS;
-    for (const auto& batch : std::exchange(group().batches, {})) {
-        batch->is_closed.store(true);
-        batch->comm->ring_bell(batch->comm->rank());
-    }
+    auto ended = std::exchange(group().kept, {});
+    for (Kept& kept : ended)
+        if (const HcclResult failed = issue_all(kept); failed != HCCL_SUCCESS) return failed;
+    // A failure stays with its stream, where the caller's next synchronisation finds it.
+    for (const Kept& kept : ended)
+        for (const KeptCollective& each : kept.collectives) npu_sim::drain(each.stream);
     return HCCL_SUCCESS;
 }

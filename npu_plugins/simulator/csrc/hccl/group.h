@@ -1,14 +1,12 @@
-// HcclGroupStart … HcclGroupEnd: sends and receives in between run together.
+// HcclGroupStart … HcclGroupEnd: the calls in between are kept, and issued together when the outermost group ends.
 //
-// Each call takes its place in its stream at once, since torch_npu may record the event of a call before the
-// group ends, and waits there for that end. Then the last call runs all transfers of its communicator and
-// stream, in whatever order the peers are ready. Where nothing can cross, because all transfers of a pair go
-// one way, each call runs its own, so that events between them tell the truth as well.
-// Collectives are issued by their calls, in a group or not.
+// As HCCL does it on an Atlas A2 (cann/hcomm, hccl_group.cc, read 2026-11): the sends and receives of a communicator
+// run as one batch on the stream of the first; its collectives follow in order, and the end of the group waits for
+// their streams. An event recorded inside a group therefore fires before the call it seems to follow, on a card too.
 #pragma once
 
+#include <functional>
 #include <memory>
-#include <vector>
 
 #include "hccl/comm.h"
 #include "hccl/messages.h"
@@ -18,8 +16,11 @@ namespace npu_sim::hccl {
 // True while the calling thread is between HcclGroupStart and HcclGroupEnd.
 bool is_grouping();
 
-// Issues a checked transfer as part of the group of the calling thread.
-HcclResult issue_in_group(const std::shared_ptr<Comm>& comm, aclrtStream stream, Label label,
-                          const Transfer& transfer);
+// Keeps a checked send or receive for the end of the calling thread's group.
+HcclResult keep_transfer(const std::shared_ptr<Comm>& comm, aclrtStream stream, const Transfer& transfer);
+
+// Keeps a checked collective for the end of the calling thread's group.
+HcclResult keep_collective(const std::shared_ptr<Comm>& comm, aclrtStream stream, Label label,
+                           std::function<void(const Label&)> body);
 
 }  // namespace npu_sim::hccl
