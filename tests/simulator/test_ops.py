@@ -255,7 +255,7 @@ def test_attention_forward_and_backward_agree() -> None:
 def test_devices_are_not_mixed_in_silence() -> None:
     npu = torch.ones(3, device="npu")
     assert (npu * torch.tensor(2.0)).tolist() == [2.0] * 3, "a host scalar is fine"
-    with pytest.raises(RuntimeError, match="same device"):
+    with pytest.raises(RuntimeError, match="same device. Expected NPU tensor.*got one on cpu"):
         npu + torch.ones(3)
     with pytest.raises(RuntimeError, match="same device"):
         npu + torch.ones(3, device="npu:1")
@@ -263,6 +263,16 @@ def test_devices_are_not_mixed_in_silence() -> None:
         torch.nn.functional.linear(torch.ones(2, 3), torch.ones(4, 3, device="npu"))
     with pytest.raises(TypeError, match="npu"):
         npu.numpy()
+
+
+@on_ranks(1, backend=None)
+def test_work_on_one_npu_does_not_open_another() -> None:
+    """On a card a context costs memory and time on an NPU that other processes use."""
+    import torch_npu
+
+    other = torch.ones(3, device="npu:1")
+    for _ in (other.to(torch.float64), other.clone(), other.copy_(other + 1), str(other), other.cpu()):
+        assert torch_npu._C._npu_hasPrimaryContext(1) and not torch_npu._C._npu_hasPrimaryContext(0)
 
 
 @on_ranks(1, backend=None)

@@ -1,6 +1,7 @@
 #include "compute/copy_kernel.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
 
 #include "compute/alias.h"
 #include "compute/opapi/operator.h"
@@ -27,6 +28,7 @@ bool is_asynchronous(const at::Tensor& target, const at::Tensor& source) {
 bool queue_behind_busy_stream(const at::Tensor& target, const at::Tensor& source) {
     if (!on_npu(target) || !on_npu(source) || target.device() != source.device()) return false;
     if (target.layout() != c10::kStrided || source.layout() != c10::kStrided) return false;
+    c10::DeviceGuard device_guard(target.device());  // asking for its stream must not open the current NPU
     aclrtStream stream = c10_npu::getCurrentNPUStream(target.device().index()).stream();
     if (is_idle(stream)) return false;
     // Views of the same memory: it stays allocated for what the stream was given before it is freed.

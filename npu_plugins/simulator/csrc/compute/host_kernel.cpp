@@ -25,6 +25,8 @@ constexpr std::array<std::string_view, 14> kTakesHostTensors = {
     "aten::_index_put_impl", "aten::_unsafe_index", "aten::_unsafe_index_put", "aten::_pack_padded_sequence",
     "aten::set_",       "aten::_ctc_loss"};
 
+constexpr const char* kOneDevice = "Expected all tensors to be on the same device.";  // torch_npu's words
+
 bool takes_host_tensors(const std::string& name) {
     for (const auto known : kTakesHostTensors)
         if (name == known) return true;
@@ -60,15 +62,15 @@ struct HostKernel::Call {
         if (!tensor.defined()) return tensor;
         if (tensor.device().type() != c10::DeviceType::PrivateUse1) {
             TORCH_CHECK(host_allowed || tensor.dim() == 0 || tensor.device().type() == c10::kMeta,
-                        "Expected all tensors to be on the same device, but ", op.schema().name(), " got one on ",
-                        tensor.device(), " beside tensors on the NPU; move it with .to(\"npu\").");
+                        kOneDevice, " Expected NPU tensor, please check whether the input tensor device is correct: ",
+                        op.schema().name(), " got one on ", tensor.device(),
+                        " beside tensors on the NPU; move it with .to(\"npu\").");
             return tensor;
         }
         if (!device) device = tensor.device();
         if (tensor.device() != *device) other_device = tensor.device();
         TORCH_CHECK(host_allowed || tensor.device() == *device,
-                    "Expected all tensors to be on the same device, but ", op.schema().name(), " got tensors on ",
-                    *device, " and ", tensor.device(), ".");
+                    kOneDevice, " ", op.schema().name(), " got tensors on ", *device, " and ", tensor.device(), ".");
         TORCH_CHECK(tensor.layout() == c10::kStrided && tensor.has_storage(), op.schema().name(),
                     " of a tensor with layout ", tensor.layout(), " is not simulated; use a strided tensor on the NPU.");
         if (refuses_unsafe) c10_npu::check_npu_tensor_is_safe(tensor);
