@@ -31,6 +31,7 @@ NAMED = {
     "offload_optimizer": "none, cpu or nvme",
     "offload_param": "none, cpu or nvme",
 }
+DEFAULT_NAMES = {"optimizer": "AdamW"}
 WHOLE = {
     "train_batch": "sequences a step over all ranks",
     "micro_batch": "sequences a rank takes at once",
@@ -141,7 +142,8 @@ def _name_and_pairs(fields: dict[str, Any], name: str, words: list[str]) -> None
     """Set field ``name`` and its parameters; those of the preset hold on while the name stays the same."""
     offloads = name.startswith("offload")
     chosen = words[0] if offloads or words[0].lower() != "none" else None
-    kept = fields.get(f"{name}_params", {}) if chosen == fields.get(name, chosen) else {}
+    before = fields.get(name, DEFAULT_NAMES.get(name))
+    kept = fields.get(f"{name}_params", {}) if str(chosen).lower() == str(before).lower() else {}
     fields[name] = chosen
     fields[f"{name}_params"] = {**kept, **_pairs(name, words[1:])}
 

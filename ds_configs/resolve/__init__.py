@@ -15,6 +15,7 @@ from ds_configs.resolve.run import TrainingRun
 from ds_configs.resolve.width import Width, model_width, width_of_config
 
 __all__ = [
+    "Document",
     "Fill",
     "Resolution",
     "TrainingRun",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ds_configs.errors import DsConfigError
 from ds_configs.resolve.document import Document
 from ds_configs.resolve.run import TrainingRun
+from ds_configs.schema import load_schema
 
 TRIPLE = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
@@ -15,6 +16,7 @@ def check_result(document: Document, run: TrainingRun) -> None:
     if document.get("fp16.enabled") is True and document.get("bf16.enabled") is True:
         raise DsConfigError("fp16 and bf16 are both enabled, which DeepSpeed refuses; enable one of them")
     _steps(document)
+    _keys(document)
 
 
 def _batch(document: Document, run: TrainingRun) -> None:
@@ -49,4 +51,19 @@ def _steps(document: Document) -> None:
         raise DsConfigError(
             f"{params}warmup_num_steps={warmup} is more than total_num_steps={total}, so the rate would "
             "never decay; lower --warmup_steps, or train longer"
+        )
+
+
+def _keys(document: Document) -> None:
+    refusals = load_schema().refusals(document.config)
+    if refusals:
+        first, more = refusals[0], len(refusals) - 1
+        others = f" (and {more} more: `ds-config lint` lists them)" if more else ""
+        raise DsConfigError(f"{'.'.join(first.path)} {first.reason}{others}; mend it first")
+    ratio = document.get("zero_optimization.offload_optimizer.ratio", 1)
+    stage = document.get("zero_optimization.stage", 0)
+    if ratio < 1 and stage != 3:
+        raise DsConfigError(
+            f"zero_optimization.offload_optimizer.ratio={ratio} needs stage 3, but the stage is {stage}; "
+            "offload all with ratio 1"
         )

@@ -19,7 +19,7 @@ from tests.ds_configs.generate.requests import request_fields
 from tests.ds_configs.oracle import Oracle
 from tests.ds_configs.resolve.runs import run_flags
 
-EXAMPLES = 400
+EXAMPLES = 250
 PLAIN = {"target": "deepspeed", "micro_batch": 2, "optimizer_params": {"lr": 1e-4}}
 
 
