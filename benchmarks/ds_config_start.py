@@ -1,9 +1,10 @@
 """How soon ``ds-config`` answers, from the start of the interpreter to its end.
 
-``--help`` and ``generate`` are to take less than 150 ms. Each is started in turn, and the fastest and the median of
-the runs are printed: whatever else the machine does can only add to so short a run, so the fastest counts.
+``--help`` and ``generate`` are to take less than 150 ms. Each is started in turn, and the fastest and the
+median of the runs are printed: whatever else the machine does can only add to so short a run, so the fastest
+counts.
 
-Run as ``python benchmarks/ds_config_start.py`` on an otherwise idle machine; the exit status is 1 above the goal.
+Run as ``python benchmarks/ds_config_start.py`` on an otherwise idle machine; above the goal it exits with 1.
 """
 
 from __future__ import annotations
