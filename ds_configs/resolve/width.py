@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ds_configs.errors import DsConfigError
+from ds_configs.models.find import find_model, published
 from ds_configs.named_models import named_models
 
 
@@ -48,10 +49,11 @@ def model_width(model: str) -> Width:
         path = path / "config.json"
     if path.is_file():
         return width_of_config(_read(path), str(path))
-    if model in named_models():
-        return Width(named_models()[model].hidden, model)
+    if model in named_models() or model in published():
+        return Width(find_model(model).hidden, model)
+    known = ", ".join([*published(), *named_models()])
     raise DsConfigError(
-        f"model {model} is neither a directory with a config.json nor one of {', '.join(named_models())}; "
+        f"model {model} is neither a directory with a config.json nor one of {known}; "
         "nothing is downloaded here, so give a path, or the width with --hidden"
     )
 

@@ -182,6 +182,7 @@ def test_models_are_found_by_directory_file_and_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 72}), encoding="utf-8")
     assert model_width(str(tmp_path)).hidden == model_width(str(tmp_path / "config.json")).hidden == 72
     assert model_width("llama-1b").hidden == 2048
+    assert model_width("llama-2-7b").hidden == 4096
 
 
 @pytest.mark.parametrize(
