@@ -53,6 +53,20 @@ def layer_bytes(job: MemoryJob, moe: bool, recomputation: str | None = None) -> 
     return round(tokens * (widths.replicated / sequence_split + (widths.split + quadratic) / tp))
 
 
+def backward_bytes(job: MemoryJob, moe: bool) -> int:
+    """Return what one layer's backward pass works with besides what the forward pass kept.
+
+    Its height is in the MLP, which comes first and is widest: the gradients of the inner tensors that the
+    gated product joins, one of which takes the place of the product itself.
+    """
+    shape = job.shape
+    width = shape.ffn
+    if moe and shape.moe:
+        width = shape.moe.top_k * shape.moe.expert_ffn + shape.moe.shared_ffn
+    tensors = 2 if shape.gated_mlp else 1
+    return job.micro_batch * job.sequence * tensors * job.element * width // job.parallel.tp
+
+
 def _layer_widths(job: MemoryJob, moe: bool) -> Widths:
     attention = _megatron_attention if job.kernels == "megatron" else _transformers_attention
     return attention(job) + _mlp(job, moe)

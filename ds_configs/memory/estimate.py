@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from ds_configs.memory.activations import layer_bytes
+from ds_configs.memory.activations import backward_bytes, layer_bytes
 from ds_configs.memory.device import allocator_slack, hccl_bytes
 from ds_configs.memory.head import embedding_bytes, head_bytes, loss_peak_bytes
 from ds_configs.memory.job import MemoryJob
-from ds_configs.memory.pipeline import in_flight
+from ds_configs.memory.pipeline import in_flight, pipeline_buffers
 from ds_configs.memory.rank import RankPart, rank_part
 from ds_configs.memory.result import MemoryEstimate, StageEstimate
 from ds_configs.memory.wrappers import StateMemory, model_states, state_memory
@@ -48,20 +48,24 @@ def _stage(job: MemoryJob, stage: int) -> StageEstimate:
 def _moments(job: MemoryJob, part: RankPart, states: StateMemory, stage: int) -> dict[str, Terms]:
     """Return the terms at each moment of the step that can be its peak."""
     kept, working = _activations(job, part, stage)
+    pipe = pipeline_buffers(job, stage)
+    buffers = {"pipeline buffers": pipe.resident + round(in_flight(job, stage) * pipe.each) + pipe.logits}
+    idle = {"pipeline buffers": pipe.resident + pipe.logits}
     earlier = states.carried if job.accumulation > 1 else {}
     gathered = {"gathered parameters": states.gathered + states.fetch}
     loss = loss_peak_bytes(job) if part.last else 0
     logits = head_bytes(job) if part.last else 0
     return {
         "loss": _sum(
-            states.resident, earlier, gathered, {"activations": kept, "logits and loss": loss}
+            states.resident, earlier, gathered, buffers,
+            {"activations": kept, "logits and loss": loss}
         ),
         "backward begins": _sum(
-            states.resident, states.first, gathered,
+            states.resident, states.first, gathered, buffers,
             {"activations": kept + working, "logits and loss": logits},
         ),
-        "backward ends": _sum(states.resident, states.last, {"logits and loss": logits}),
-        "optimizer step": _sum(states.resident, states.step),
+        "backward ends": _sum(states.resident, states.last, idle, {"logits and loss": logits}),
+        "optimizer step": _sum(states.resident, states.step, idle),
     }  # fmt: skip
 
 
@@ -74,7 +78,9 @@ def _activations(job: MemoryJob, part: RankPart, stage: int) -> tuple[int, int]:
         count * layer_bytes(job, moe) for moe, count in ((True, sparse), (False, dense)) if count
     )
     largest = max(layer_bytes(job, moe, "none") for moe, count in ((True, sparse), (False, dense)) if count)
-    working = largest if job.recomputation == "full" else 0
+    working = backward_bytes(job, job.shape.is_moe_layer(part.layers[-1]))
+    if job.recomputation == "full":
+        working += largest
     if part.first:
         kept += flying * embedding_bytes(job)
     return round(kept), working

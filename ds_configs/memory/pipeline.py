@@ -2,7 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ds_configs.memory.job import MemoryJob
+
+
+@dataclass(frozen=True)
+class PipelineBuffers:
+    """What DeepSpeed's PipelineEngine holds beside the layers (pipe/engine.py), in bytes."""
+
+    resident: int
+    """Receive buffers for activations and for their gradients, from the first batch on."""
+    each: int
+    """For each micro-batch in flight: the stage's input and output."""
+    logits: int
+    """The previous micro-batch's logits: the last stage frees an output slot only when it fills it anew."""
+
+
+def pipeline_buffers(job: MemoryJob, stage: int) -> PipelineBuffers:
+    """Return the buffers of pipeline stage ``stage``; a sequence-parallel stage sends its part only."""
+    p = job.parallel.pp
+    if p == 1:
+        return PipelineBuffers(0, 0, 0)
+    first, last = stage == 0, stage == p - 1
+    split = job.parallel.tp if job.parallel.sequence_parallel else 1
+    hidden = job.micro_batch * job.sequence * job.element * job.shape.hidden // split
+    logits = job.micro_batch * job.sequence * job.element * job.shape.vocab
+    ends = (not first) + (not last)
+    return PipelineBuffers(
+        resident=ends * hidden,
+        each=ends * hidden,
+        logits=logits if last and job.accumulation > 1 and job.kernels == "transformers" else 0,
+    )
 
 
 def in_flight(job: MemoryJob, stage: int) -> float:

@@ -22,6 +22,8 @@ class RankPart:
     last: bool
     runs: tuple[tuple[int, int, bool], ...]
     """(elements, times, whether it belongs to an expert)."""
+    output: int
+    """Elements of the output layer's matrix, whose gradient comes first; 0 where another stage has it."""
 
     @property
     def dense(self) -> int:
@@ -91,4 +93,5 @@ def rank_part(shape: ModelShape, tp: int, ep: int, pp: int, stage: int, vocab_sp
         if shape.tied_embeddings and not first:
             add(embedding_tensors(shape)[:1], 1)
     runs = tuple((numel, times, expert) for (numel, expert), times in sorted(counts.items()))
-    return RankPart(layers, first, last, runs)
+    table = tensor_share(embedding_tensors(shape)[0], tp, ep, vocab_split)
+    return RankPart(layers, first, last, runs, table if last else 0)

@@ -25,6 +25,7 @@ MEANING = {
     "reduce temporaries": "copies made while gradients are reduced",
     "step temporaries": "copies made while the optimizer steps",
     "offload buffers": "what passes between NPU and host",
+    "pipeline buffers": "activations and gradients on their way between stages",
     "activations": "kept for the backward pass, of all micro-batches in flight",
     "logits and loss": "the output layer, and the loss in fp32",
     "allocator slack": "reserved by the caching allocator but not in use",

@@ -52,6 +52,8 @@ class Divided:
     largest: int
     flat: int
     """Elements of the padded flat buffers that hold all of the rank's parameters."""
+    output: int
+    """Elements of the output layer's matrix, whose gradient is made first."""
 
 
 def divide(job: MemoryJob, part: RankPart) -> Divided:
@@ -62,12 +64,12 @@ def divide(job: MemoryJob, part: RankPart) -> Divided:
     dp, expert_dp = job.parallel.dp, job.parallel.dp // job.parallel.ep
     dense = -(-part.dense // (2 * dp)) * 2
     expert = -(-part.expert // (2 * expert_dp)) * 2 if part.expert else 0
-    return Divided(part.total, dense + expert, part.largest, dense * dp + expert * expert_dp)
+    flat = dense * dp + expert * expert_dp
+    return Divided(part.total, dense + expert, part.largest, flat, part.output)
 
 
 def state_memory(job: MemoryJob, part: RankPart) -> StateMemory:
-    """Return what the wrapper that DeepSpeed would choose allocates (engine.py:
-    _do_optimizer_sanity_check)."""
+    """Return what the wrapper that DeepSpeed would choose allocates (`_do_optimizer_sanity_check`)."""
     divided = divide(job, part)
     if job.stage == 3:
         return _zero3(job, part, divided)
@@ -114,6 +116,7 @@ def _plain(job: MemoryJob, divided: Divided) -> StateMemory:
     return StateMemory(
         resident={"parameters": gradients, "optimizer states": _states(job, divided.total)},
         carried={"gradients": gradients},
+        first={"gradients": FP32 * divided.output if job.accumulation == 1 else gradients},
         last={"gradients": gradients, "reduce buckets": reduced},
         step={"gradients": gradients},
     )
@@ -132,6 +135,7 @@ def _fp16_optimizer(job: MemoryJob, divided: Divided) -> StateMemory:
             "optimizer states": _states(job, divided.total),
         },
         carried={"gradients": gradients},
+        first={"gradients": job.element * divided.output if job.accumulation == 1 else gradients},
         last={
             "gradients": gradients,
             "reduce buckets": job.element * min(divided.total, ALLREDUCE_ELEMENTS),
@@ -197,10 +201,14 @@ def _zero12(job: MemoryJob, divided: Divided) -> StateMemory:
             last["gradients"] = whole - element * min(bucket, divided.total)
             last["reduce buckets"] = buffers + flat_copy
         carried = {"gradients": whole, "reduce buckets": buffers}
+        if job.parallel.pp > 1:  # reduce_gradients(pipeline_parallel=True) makes a bucket of its own
+            last["reduce buckets"] += element * bucket
     else:
         last = {"gradients": kept, "reduce buckets": buffers + flat_copy}
         carried = {"gradients": kept}
-    first = {"reduce buckets": buffers, "gradients": carried["gradients"] if job.accumulation > 1 else 0}
+    first = {"reduce buckets": buffers, "gradients": divided.output * element if job.stage == 1 else 0}
+    if job.accumulation > 1:
+        first["gradients"] = carried["gradients"]
     # step: flatten(averaged gradients), then its fp32 copy, while the gradients are there.
     temporaries = 0 if offload else divided.partition * (element + (FP32 if element != FP32 else 0))
     step = {"gradients": kept, "step temporaries": temporaries}

@@ -97,7 +97,7 @@ def test_korthikanti_equation_5_first_stage_holds_all_layers() -> None:
     Under 1F1B the first of p stages holds p micro-batches of L/p layers: as many as the whole model has."""
     shape = gpt(16, 64)
     job = MemoryJob(shape, ParallelConfig(pp=4), accumulation=16, kernels="megatron", attention="eager")
-    kept = estimate(job).stages[0].terms["activations"]
+    kept = estimate(job).stages[0].moments["loss"]["activations"]
     embedding_dropout = job.micro_batch * job.sequence * shape.hidden * 4
     assert kept == shape.layers * layer_bytes(job, moe=False) + embedding_dropout
 
