@@ -15,15 +15,15 @@ COMMANDS = ("list", "show", "generate", "resolve", "lint", "explain", "memory", 
 REFUSED = 2
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the argument parser of ``ds-config``."""
+def build_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """Return the argument parser of ``ds-config`` with the commands ``names``."""
     parser = argparse.ArgumentParser(
         prog="ds-config",
         description="DeepSpeed configurations for Ascend NPUs.",
         epilog="Exit status: 0 done, 1 done and something was found, 2 refused (the reason is on stderr).",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in COMMANDS:
+    for name in names:
         module = import_module(f"ds_configs.commands.{name}")
         command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
         module.add_arguments(command)
@@ -33,7 +33,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``ds-config`` with ``argv`` (default: the command line) and return its exit status."""
-    args = build_parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    # Only the module of a command that is named is imported: what the others import would delay it.
+    names = tuple(words[:1]) if words and words[0] in COMMANDS else COMMANDS
+    args = build_parser(names).parse_args(words)
     try:
         status = args.run(args)
         sys.stdout.flush()

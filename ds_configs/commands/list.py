@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from ds_configs.presets import describe_preset, starting_points
-
 HELP = "list the presets, one a line"
 
 
@@ -15,6 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the names of the presets and what each does; one that needs a value says which."""
+    from ds_configs.presets import describe_preset, starting_points
+
     width = max(len(name) for name in starting_points())
     for name in starting_points():
         print(f"{name:<{width}}  {describe_preset(name)}")

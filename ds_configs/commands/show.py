@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from ds_configs.presets import preset_path
-
 HELP = "print one preset as JSON"
 
 
@@ -17,6 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the preset, or where it lies."""
+    from ds_configs.presets import preset_path
+
     path = preset_path(args.name)
     print(path if args.path else path.read_text(encoding="utf-8").rstrip())
     return 0
