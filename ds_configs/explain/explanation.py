@@ -13,9 +13,10 @@ from ds_configs.schema import LATEST, Json, Key, Schema, load_schema
 
 @dataclass(frozen=True)
 class Explanation:
-    """One key explained. ``notes`` says what DeepSpeed does besides using it: refuses, ignores, renames.
+    """One key explained.
 
-    ``value`` and ``line`` are of a key in a file, which ``is_set`` tells.
+    ``keys`` are those in a section; ``notes`` says what DeepSpeed does besides using the key: refuses,
+    ignores, renames. ``value`` and ``line`` are of a key in a file, which ``is_set`` tells.
     """
 
     key: str
@@ -32,6 +33,7 @@ class Explanation:
     ascend: str = ""
     source: str | None = None
     history: str = ""
+    keys: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     is_set: bool = False
     value: Json = None
@@ -68,5 +70,12 @@ def explanation_of(schema: Schema, key: Key, kind: str | None = None) -> Explana
         ascend=text.ascend,
         source=text.source,
         history=history_of(key, schema.version),
+        keys=tuple(sorted(_keys_in(schema, key, kind))),
         notes=tuple(fate_of(schema, key)),
     )
+
+
+def _keys_in(schema: Schema, key: Key, kind: str | None) -> list[str]:
+    """The keys that may stand in the object ``key``, without other spellings and removed ones."""
+    inner = schema.children(key.path, kind)
+    return [name for name, one in inner.items() if not (one.alias_of or one.removed)]

@@ -39,8 +39,8 @@ def default_of(schema: Schema, key: Key, kind: str | None = None) -> str:
     if not kinds or kind is not None:
         return _default(key)
     by_default: dict[str, list[str]] = {}
-    for kind, one in kinds.items():
-        by_default.setdefault(_default(one), []).append(kind)
+    for name, one in kinds.items():
+        by_default.setdefault(_default(one), []).append(name)
     return "; ".join(f"{default} ({', '.join(names)})" for default, names in by_default.items())
 
 
@@ -51,6 +51,8 @@ def _default(key: Key) -> str:
         return key.default_rule
     if key.default is None and "null" not in key.types:
         return "not set"
+    if isinstance(key.default, int) and "float" in key.types:
+        return number(float(key.default))
     return number(key.default)
 
 
@@ -58,7 +60,9 @@ def number(value: Json) -> str:
     """Return a value as JSON, a large number with its power of ten."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= LARGE:
         power = f"{value:.3g}".replace("e+0", "e").replace("e+", "e")
-        return f"{value} ({power})" if value < NO_LIMIT else "no limit"
+        if value >= NO_LIMIT:
+            return "no limit"
+        return f"{value} ({power})" if float(power) == value else shown(value)
     return shown(value)
 
 

@@ -86,12 +86,15 @@ def _about_value(schema: Schema, key: Key, value: Json, refused: str) -> list[st
     notes: list[str] = []
     if key.removed:
         return notes
-    if refused:
-        notes.append(f"Refused: it {refused}.")
-    elif value == "auto" and not key.fits(value):
-        dropped = schema.is_strict(key.path[:-1])
-        alone = "drops the key and takes the default" if dropped else "takes it as text"
+    if value == "auto" and not key.fits(value):
+        alone = "takes it as text"
+        if refused:
+            alone = "refuses it"
+        elif schema.is_strict(key.path[:-1]):
+            alone = "drops the key and takes the default"
         notes.append(f'"auto" is for Hugging Face\'s Trainer to fill; DeepSpeed by itself {alone}.')
+    elif refused:
+        notes.append(f"Refused: it {refused}.")
     elif not key.fits(value):
         notes.append(f"The parser takes {shown(value)}, but the key is meant to hold {kind_of(key)}.")
     return notes

@@ -35,7 +35,7 @@ def _text(one: Explanation, width: int) -> str:
     if one.is_set:
         head += " = {...}" if isinstance(one.value, dict) else f" = {shown(one.value)}"
     if one.known and not one.removed:
-        head += f"   [{one.type}{f'; default {one.default}' if one.default else ''}]"
+        head += f"   [{one.type}{f'; default: {one.default}' if one.default else ''}]"
     if one.line is not None:
         head += f"   line {one.line}"
     notes = [_wrapped(note, width, "! ") for note in one.notes]
@@ -51,6 +51,8 @@ def _wrapped(text: str, width: int, mark: str) -> str:
 
 def _paragraph(one: Explanation) -> str:
     said = [one.does]
+    if one.keys:
+        said.append(f"Keys in it: {', '.join(one.keys)}.")
     if one.unit:
         said.append(f"Unit: {one.unit}.")
     if one.memory or one.communication:

@@ -6,12 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ds_configs.cli import main
+from ds_configs.documents import parse_document
 from ds_configs.errors import DsConfigError
-from ds_configs.explain import Explanation, explain_file, explain_key
+from ds_configs.explain import Explanation, explain_document, explain_file, explain_key
 from ds_configs.explain.lookup import all_keys
+from ds_configs.explain.report import as_json, as_text
 from ds_configs.schema import LATEST, VERSIONS, load_schema
+
+TOP_LEVEL = load_schema().children(())
 
 
 def file_with(tmp_path: Path, text: str) -> str:
@@ -184,7 +190,7 @@ def test_what_is_no_configuration_is_refused(tmp_path: Path, text: str) -> None:
 def test_text_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "zero_optimization.reduce_bucket_size"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("zero_optimization.reduce_bucket_size   [int above 0; default 500000000 (5e8)]\n")
+    assert out.startswith("zero_optimization.reduce_bucket_size   [int above 0; default: 500000000 (5e8)]\n")
     for part in (
         "Unit: elements.",
         "Memory:",
@@ -214,3 +220,25 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(
 ) -> None:
     assert main(["explain", *argv]) == 2
     assert capsys.readouterr().err.startswith("ds-config: ")
+
+
+names = st.sampled_from(
+    [key.path[-1] for key in all_keys(load_schema())] + ["", "no_such_key", "strict", "0"]
+)
+documents = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.sampled_from(["auto", "cpu", "8", "Adam"])
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(names, inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=100)
+@given(value=st.dictionaries(st.one_of(names, st.sampled_from(sorted(TOP_LEVEL))), documents, max_size=5))
+def test_any_document_is_explained_key_by_key(value: dict[str, object]) -> None:
+    found = explain_document(parse_document(json.dumps(value)), LATEST)
+    assert [one.key for one in found if "." not in one.key] == [name for name in value if "." not in name]
+    assert all(one.does or one.notes for one in found)
+    assert as_text(found, 80).count("\n\n") == max(0, len(found) - 1)
+    json.loads(as_json(found))
