@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +19,8 @@ from ds_configs.documents.tree import Node, build_tree
 
 # HF reads with Python's json, which takes NaN and of two equal keys the last one.
 HF_READS = ("duplicate_key", "not_a_number")
+# Nobody can say what is meant, but where it starts and ends is plain.
+PLAIN = ("duplicate_key", "placeholder", "expression", "not_a_number", "missing_value", "several_documents")
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class Document:
     def hf_reads(self) -> bool:
         """Whether HF's loader, strict JSON, reads the file."""
         return self.root is not None and all(fault.kind in HF_READS for fault in self.faults)
+
+    @property
+    def is_guessed(self) -> bool:
+        """Whether the structure is only a guess, as after a bracket too few, so that no place is sure."""
+        return any(not fault.safe and fault.edits and fault.kind not in PLAIN for fault in self.faults)
 
     @property
     def deepspeed_reads(self) -> bool:
@@ -80,7 +87,7 @@ def document_of(source: Source) -> Document:
         else:
             faults.append(_unreadable(text, mended, offsets))
     if root is not None:
-        faults += [*_duplicates(text, root)]
+        faults += [*_duplicates(text, root), *_overflows(root)]
     everything = _as_deepspeed_reads(text, [*source.faults, *faults], root)
     everything.sort(key=lambda fault: (fault.start, fault.end))
     return Document(source.path, text, source.encoding, tuple(everything), root, lines, _hjson(text)[1])
@@ -124,10 +131,23 @@ def _unreadable(text: str, mended: str, offsets: OffsetMap) -> Fault:
     return Fault("too_deep", 0, 0, f"more than {DEEPEST} brackets are open at once", "a ds_config needs four")
 
 
+def _overflows(root: Node) -> list[Fault]:
+    return [
+        Fault(
+            "overflow",
+            node.start,
+            node.end,
+            f"the number is {node.value}: too large for a float",
+            "write less",
+        )
+        for node in root.nodes()
+        if isinstance(node.value, float) and not math.isfinite(node.value)
+    ]
+
+
 def _duplicates(text: str, root: Node) -> list[Fault]:
     faults = []
-    objects = [root, *(member.node for _, member in root.walk()), *_listed(root)]
-    for node in objects:
+    for node in root.nodes():
         counts = Counter(member.key for member in node.members)
         for key in [key for key, count in counts.items() if count > 1]:
             first, *later = [index for index, member in enumerate(node.members) if member.key == key]
@@ -147,17 +167,6 @@ def _duplicates(text: str, root: Node) -> list[Fault]:
                     )
                 )
     return faults
-
-
-def _listed(root: Node) -> list[Node]:
-    """Return the objects that stand in lists, which no key leads to."""
-    found = []
-    level = [root]
-    while level:
-        node = level.pop()
-        found += [item for item in node.items if item.kind == "object"]
-        level += [*node.items, *(member.node for member in node.members)]
-    return found
 
 
 def _hjson(text: str) -> tuple[Any, str]:
@@ -187,18 +196,16 @@ def _as_deepspeed_reads(text: str, faults: list[Fault], root: Node | None) -> li
             minds[fault.kind] = fault.kind == "encoding" or _hjson(apply_edits(text, others))[0] != root.value
         marked.append(replace(fault, deepspeed=minds[fault.kind]))
     value, error = _hjson(text)
-    if value != root.value and not any(fault.deepspeed for fault in marked):
-        marked.append(_reader_fault(text, value, error))
-    return marked
+    if value == root.value or any(fault.deepspeed for fault in marked):
+        return marked
+    if marked:  # each by itself is taken, but not all together
+        return [replace(fault, deepspeed=True) for fault in marked]
+    return [_reader_fault(error)]
 
 
-def _reader_fault(text: str, value: Any, error: str) -> Fault:
+def _reader_fault(error: str) -> Fault:
     if not error:
         reason = "DeepSpeed's reader (Hjson) reads something else here than what is written"
         return Fault("read_differently", 0, 0, reason, "write strict JSON")
-    endless = re.search(r"\d[eE]\+?\d{3,}", text)
-    at = endless.start() if endless else 0
-    end = endless.end() if endless else 0
-    return Fault(
-        "reader_fails", at, end, f"DeepSpeed's reader (Hjson) fails here: {error}", "rewrite the value"
-    )
+    reason = f"DeepSpeed's reader (Hjson) fails on the file: {error}"
+    return Fault("reader_fails", 0, 0, reason, "rewrite the value")

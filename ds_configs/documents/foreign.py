@@ -23,20 +23,26 @@ ASSIGNMENT = re.compile(
     r"\s*(?:(?:const|let|var|export\s+const|return)\s+)?[\w.]+(?:\s*:\s*[\w.\[\], ]+)?\s*=\s*\Z"
     r"|\s*return\s*\Z"
 )
+SECTION = re.compile(r"\[{1,2}[A-Za-z][\w.\- ]*\]{1,2}[ \t]*(?:[\r\n]|\Z)(?!\s*\Z)")
 BASE64 = re.compile(r"\s*[A-Za-z0-9+/_-]{16,}={0,2}\s*\Z")
 
 
 def foreign_kind(text: str) -> str | None:
     """Return what ``text`` is if it is another kind of file, such as "YAML", or None."""
+    if BASE64.match(text) and not text.strip().isdigit():
+        return "base64 text"
     head = text.partition("{")[0]
     if ASSIGNMENT.match(head):
         return None
-    if BASE64.match(text) and not text.strip().isdigit():
-        return "base64 text"
     for kind, pattern in KINDS:
         if pattern.search(head):
             return kind
     return None
+
+
+def is_section(line: str) -> bool:
+    """Whether ``line``, which starts with a bracket, is the head of a TOML or INI section, not of a list."""
+    return SECTION.match(line) is not None
 
 
 def is_assignment(head: str) -> bool:

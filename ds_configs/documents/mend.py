@@ -186,33 +186,20 @@ class Mender:
             self.stack[-1].last_end = self.at
 
     def _end_of_text(self, frame: Frame) -> None:
+        """Close everything that is open."""
         if frame.comma is not None:
             start, end = frame.comma
             self.fault("trailing_comma", start, end, "a comma stands before the end", "delete the comma", "")
-        if frame.closer:
+        closers = "".join(open_frame.closer for open_frame in reversed(self.stack))
+        if closers:
             end = len(self.text) if self.core.stop is None else self.core.stop
-            self.fault(
-                "unfinished",
-                frame.opened,
-                frame.opened + 1,
-                f"this bracket is never closed: {frame.closer} is missing",
-                f"add {frame.closer} where it belongs; the file may be cut off",
-                "",
-                safe=False,
-            )
-            last = self.faults.pop()
+            reason = f"this bracket is never closed: {closers} is missing"
+            mend = f"add {closers} where it belongs; the file may be cut off"
+            edits = (Edit(end, end, closers),)
             self.faults.append(
-                Fault(
-                    last.kind,
-                    last.start,
-                    last.end,
-                    last.reason,
-                    last.mend,
-                    (Edit(end, end, frame.closer),),
-                    False,
-                )
+                Fault("unfinished", frame.opened, frame.opened + 1, reason, mend, edits, safe=False)
             )
-        self._pop()
+        self.stack.clear()
 
     def _key(self) -> bool:
         piece = scan.scan_string(self.text, self.at) or scan.scan_key_word(self.text, self.at)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ds_configs.documents import scan
 from ds_configs.documents.faults import Fault
-from ds_configs.documents.foreign import foreign_kind, is_assignment
+from ds_configs.documents.foreign import foreign_kind, is_assignment, is_section
 from ds_configs.documents.text import Edit
 
 FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\r\n]*(?:\r\n|\r|\n|\Z)", re.MULTILINE)
@@ -66,7 +66,7 @@ def core_of(text: str) -> Core:
     if not text.strip("\ufeff \t\r\n"):
         return _fatal("empty", 0, "the file is empty", "write at least {}")
     start = _skip(text, 0)
-    if text[start : start + 1] in ("{", "[", "｛"):
+    if text[start : start + 1] in ("{", "[", "｛") and not is_section(text[start:]):
         return Core(0, start)
     if start >= len(text):
         return _fatal("empty", 0, "the file holds nothing but comments", "write at least {}")
@@ -90,7 +90,7 @@ def core_of(text: str) -> Core:
 
 
 def _prose_before(text: str, start: int) -> Core:
-    brace = text.find("{")
+    brace = text.find("{", start)
     if brace < 0:
         shown = text[start : start + 30].split("\n")[0]
         return _fatal(

@@ -51,6 +51,14 @@ class Node:
         for index, item in enumerate(self.items):
             yield from item.walk((*above, str(index)))
 
+    def nodes(self) -> Iterator[Node]:
+        """Yield this value and every value within it."""
+        yield self
+        for member in self.members:
+            yield from member.node.nodes()
+        for item in self.items:
+            yield from item.nodes()
+
 
 @dataclass(frozen=True)
 class Member:

@@ -54,7 +54,8 @@ def fix_document(document: Document, options: Options | None = None, unsafe: boo
     Args:
         document: what ``read_document`` returns.
         options: how to look at it. The target is settled once, so that filling an "auto" cannot change it.
-        unsafe: also apply edits that may change what the writer meant.
+        unsafe: also apply edits that may change what the writer meant. Without it nothing at all is done to
+            a file whose structure is only guessed, such as one with a bracket too few.
 
     Raises:
         DsConfigError: an option is not understood.
@@ -66,6 +67,8 @@ def fix_document(document: Document, options: Options | None = None, unsafe: boo
     seen = {document.text}
     for _ in range(PASSES):
         chosen = [finding for finding in report.findings if _applies(finding, unsafe)]
+        if report.document.is_guessed and not unsafe:
+            break
         text = apply_edits(report.document.text, [edit for finding in chosen for edit in finding.edits])
         if not chosen or (text in seen and text != report.document.text):
             break

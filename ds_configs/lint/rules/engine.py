@@ -28,6 +28,7 @@ def check(context: Context) -> Iterator[Finding]:
     yield from _scheduler(context)
     for block in ("optimizer", "scheduler"):
         yield from _parameters(context, block)
+    yield from _ranges(context)
     path = ("zero_optimization", "legacy_stage1")
     if context.stage and context.flag(path):
         reason = "legacy_stage1 is refused since DeepSpeed 0.5.9"
@@ -110,6 +111,12 @@ def _scheduler(context: Context) -> Iterator[Finding]:
     table = _table()["schedulers"]
     if kind not in table["deepspeed"] and kind not in table["torch"]:
         yield _unknown(context, "scheduler", kind, [*table["deepspeed"], *table["torch"]])
+    if not isinstance(context.get(("scheduler", "params")), dict):
+        node = context.object_at(("scheduler",))
+        written = context.member(("scheduler", "params")) is not None
+        edits = () if node is None or written else insert_member(context.document.text, node, "params", {})
+        reason = "scheduler has no params, and DeepSpeed unpacks them unasked"
+        yield context.finding("DSC605", ("scheduler", "type"), reason, 'add "params": {}', edits=edits)
     path = ("scheduler", "params", "warmup_num_steps")
     steps = context.get(path)
     if kind in table["warmup"] and is_finite(steps) and (not isinstance(steps, int) or steps <= 0):
@@ -147,6 +154,26 @@ def _parameters(context: Context, block: str) -> Iterator[Finding]:
         if key.required and name not in given:
             reason = f"{kind} needs {name}"
             yield context.finding("DSC605", (block, "params"), reason, f"add {name} to {block}.params")
+
+
+def _ranges(context: Context) -> Iterator[Finding]:
+    """Compare the optimizer's numbers with what Adam and its like can compute with."""
+    path = ("optimizer", "params", "betas")
+    betas = context.get(path)
+    pair = isinstance(betas, list) and len(betas) == 2 and all(_is_share(beta) for beta in betas)
+    if betas not in (None, AUTO) and not pair:
+        reason = f"betas is {json.dumps(betas)}, not two numbers from 0 to below 1"
+        yield context.finding("DSC614", path, reason, "write [0.9, 0.999] or such", on_value=True)
+    for name in ("lr", "eps", "weight_decay"):
+        value = context.get(("optimizer", "params", name))
+        if isinstance(value, int | float) and (value < 0 or not is_finite(value)):
+            reason = f"{name} is {value}, which is below 0 or not finite"
+            mend = "write a number of 0 or more"
+            yield context.finding("DSC614", ("optimizer", "params", name), reason, mend, on_value=True)
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
 
 
 def _dtypes(context: Context) -> Iterator[Finding]:
