@@ -88,6 +88,8 @@ def _ignored(schema: Schema, key: Key) -> str:
         above = schema.keys.get(key.path[:length])
         if above is not None and above.ignored:
             return above.ignored
+        if above is not None and above.needs:
+            return f"unless {above.needs} stands beside {'it' if above == key else above.name}"
     return key.ignored
 
 

@@ -16,7 +16,8 @@ from ds_configs.schema.key import shown
 
 KeyPath = tuple[str, ...]
 MOST_LIKELY = 3
-# A condition that the file itself decides.
+# Conditions that the file itself decides.
+NEED = re.compile(r"Ignored unless (\w+) stands beside .*")
 STAGE_CONDITION = re.compile(r"Ignored unless stage is (\d)(?: or (\d))?\.")
 
 
@@ -48,7 +49,7 @@ def explain_document(document: Document, version: str = LATEST) -> list[Explanat
         else:
             one = explanation_of(schema, key, _kind(schema, document.value, where))
             about = _about_value(schema, key, value, refused.get(where, ""))
-            one = replace(one, notes=(*_decided(one.notes, document.value), *about))
+            one = replace(one, notes=(*_decided(one.notes, where, document.value), *about))
         if key is None or key.open or key.removed or isinstance(value, list):
             closed.append(where)
         line, _ = document.lines.position(member.start)
@@ -100,13 +101,16 @@ def _about_value(schema: Schema, key: Key, value: Json, refused: str) -> list[st
     return notes
 
 
-def _decided(notes: Iterable[str], document: Mapping[str, Json]) -> list[str]:
-    """The notes with conditions on the stage decided by the file's stage."""
+def _decided(notes: Iterable[str], path: KeyPath, document: Mapping[str, Json]) -> list[str]:
+    """The notes without the conditions that the file meets; its stage is said where it does not."""
     zero = document.get("zero_optimization")
     stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
     kept = []
     for note in notes:
         condition = STAGE_CONDITION.fullmatch(note)
+        need = NEED.fullmatch(note)
+        if need and document[path[0]].get(need[1]) is not None:
+            continue
         if condition is None:
             kept.append(note)
         elif str(stage) not in condition.groups():

@@ -43,19 +43,28 @@ def all_keys(schema: Schema) -> list[Key]:
 
 
 def likely_keys(schema: Schema, name: str) -> list[str]:
-    """Return the keys that are spelt most like ``name``, the likeliest first."""
+    """Return the keys that are spelt most like ``name``, the likeliest first.
+
+    A key that is called so elsewhere is surely meant; else its whole path and its last word are compared.
+    """
     word = name.lower().replace("-", "_")
-    by_word: dict[str, list[str]] = {}
-    for key in all_keys(schema):
-        if key.alias_of is None:
-            by_word.setdefault(key.path[-1], []).append(key.name)
-            by_word.setdefault(key.name, []).append(key.name)
-    found: list[str] = []
-    for candidate in (word, word.rpartition(".")[2]):
-        for match in get_close_matches(candidate, by_word, MOST_SHOWN, LIKENESS):
-            found += by_word[match]
-    if len(word) >= SHORTEST_PART:
-        found += [name for one, names in by_word.items() if word in one for name in names]
+    last = word.rpartition(".")[2]
+    firsts = [key for key in all_keys(schema) if key.alias_of is None]
+    by_last: dict[str, list[str]] = {}
+    for key in firsts:
+        by_last.setdefault(key.path[-1], []).append(key.name)
+    if last in by_last:
+        return by_last[last][:MOST_LIKELY]
+    found = []
+    if last != word:
+        found += get_close_matches(
+            word, [key.name for key in firsts if len(key.path) > 1], MOST_LIKELY, LIKENESS
+        )
+    found += [
+        known for match in get_close_matches(last, by_last, MOST_LIKELY, LIKENESS) for known in by_last[match]
+    ]
+    if len(last) >= SHORTEST_PART:
+        found += [known for one, names in by_last.items() if last in one for known in names]
     return list(dict.fromkeys(found))[:MOST_LIKELY]
 
 

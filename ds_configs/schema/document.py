@@ -100,6 +100,8 @@ class Schema:
             return
         if key.check != "pydantic" and key.alias_of and beside.get(key.alias_of[-1]) is not None:
             return  # bfloat16 beside bf16: never looked at
+        if key.needs and beside.get(key.needs) is None:
+            return
         other = self._other_name(key, beside)
         if other:
             yield Refusal(key.path, f"stands beside {other}, which is the same setting")

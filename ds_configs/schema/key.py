@@ -38,6 +38,7 @@ class Key:
     strict: bool = False  # an object that refuses keys it does not know
     open: bool = False  # an object whose keys this schema does not list
     check: str = "nothing"
+    needs: str = ""  # the key beside it without which it is not read
     alias_of: tuple[str, ...] | None = None  # another spelling of this key
     new_path: tuple[str, ...] | None = None  # deprecated: the key that replaces it
     deprecated: str = ""  # what DeepSpeed says of a deprecated key

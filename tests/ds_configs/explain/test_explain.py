@@ -160,6 +160,16 @@ def test_a_condition_that_the_file_meets_is_not_repeated(tmp_path: Path) -> None
     assert notes_of(explain_file(path))["zero_optimization.offload_param"] == ""
 
 
+def test_a_key_that_needs_another_says_so_where_it_is_missing(tmp_path: Path) -> None:
+    with_type = notes_of(
+        explain_file(file_with(tmp_path, '{"optimizer": {"type": "Adam", "params": {"lr": 1}}}'))
+    )
+    assert with_type["optimizer.params"] == with_type["optimizer.params.lr"] == ""
+    without = notes_of(explain_file(file_with(tmp_path, '{"optimizer": {"params": {"lr": 1}}}')))
+    assert without["optimizer.params"] == "Ignored unless type stands beside it."
+    assert without["optimizer.params.lr"] == "Ignored unless type stands beside optimizer.params."
+
+
 def test_parameters_are_judged_by_the_files_type(tmp_path: Path) -> None:
     document = {
         "optimizer": {"type": "adamw", "params": {"lr": 1, "momentum": 0.9}},

@@ -117,6 +117,22 @@ def test_verdict_equals_deepspeeds(data: st.DataObject, oracle: Oracle, schema: 
     assert bool(refusals) == bool(answer), f"{document}: schema {refusals}, DeepSpeed {answer!r}"
 
 
+@settings(max_examples=500)
+@given(data=st.data())
+def test_what_the_schema_refuses_deepspeed_refuses_in_any_company(
+    data: st.DataObject, oracle: Oracle, schema: Schema
+) -> None:
+    document: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1}
+    for key in data.draw(st.lists(st.sampled_from(list(schema.keys.values())), min_size=2, max_size=6)):
+        inner: Any = document
+        for name in key.path[:-1]:
+            inner = inner.setdefault(name, {}) if isinstance(inner, dict) else None
+        if isinstance(inner, dict):
+            inner[key.path[-1]] = data.draw(st.one_of(values, st.sampled_from([key.default, *key.choices])))
+    if schema.refusals(document):
+        assert oracle.deepspeed(document), f"{document}: only the schema refuses {schema.refusals(document)}"
+
+
 def test_every_default_is_taken_by_deepspeed(oracle: Oracle, schema: Schema) -> None:
     refused = {}
     for key in schema.keys.values():
