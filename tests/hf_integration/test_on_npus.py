@@ -9,20 +9,39 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ds_configs.presets import preset_names, preset_path
+from ds_configs.generate import ConfigRequest, generate, to_text
+from ds_configs.presets import load_preset, preset_names, preset_path, preset_request
 from hf_integration.byte_tokenizer import build_byte_tokenizer
 from hf_integration.models import build_model, model_config
 from hf_integration.train import main
+from npu_plugins.accelerator.op_builders import AsyncIOBuilder
 from tests.harness.npu import rank_environment
 from tests.hf_integration.runs import SMALL, launch, logged
 
 PRECISIONS = ("fp32", "bf16", "fp16")
-COMBINATIONS = [(preset, precision) for preset in preset_names() for precision in PRECISIONS]
+STEPS = ["--max_steps", "10", "--learning_rate", "3e-3", "--logging_steps", "1", "--disable_tqdm", "true"]
+# The presets that leave batch and precision to the flags, and divide no layer.
+BY_FLAGS = [
+    name
+    for name in preset_names()
+    if load_preset(name).get("train_batch_size") == "auto" and "tensor_parallel" not in load_preset(name)
+]
+COMBINATIONS = [(preset, precision) for preset in BY_FLAGS for precision in PRECISIONS]
+# The others that the Trainer can train, with the flags that agree with their numbers.
+BATCH_OF_256 = ["--fp16", "--per_device_train_batch_size", "32", "--gradient_accumulation_steps", "4"]
+OTHERS = {
+    "docs_zero2": BATCH_OF_256,
+    "docs_zero3": BATCH_OF_256,
+    "zero1_tp2": ["--bf16", "--per_device_train_batch_size", "8"],
+    "zero3_nvme": ["--bf16", "--per_device_train_batch_size", "4"],
+}
+# Enough text for three steps of 256 sequences.
+LARGER = ["--block_size", "32", "--stdlib_bytes", "40000", "--max_eval_blocks", "8", "--sample_tokens", "0"]
+OTHER_STEPS = ["--max_steps", "3", "--learning_rate", "1e-3", *STEPS[4:]]
 # DeepSpeed reports no gradient norm where it hands the optimizer back unwrapped.
 WITH_NORM = [combination for combination in COMBINATIONS if combination != ("zero0", "fp32")]
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}
 DATA = ["--block_size", "32", "--stdlib_bytes", "20000", "--max_eval_blocks", "8", "--sample_tokens", "0"]
-STEPS = ["--max_steps", "10", "--learning_rate", "3e-3", "--logging_steps", "1", "--disable_tqdm", "true"]
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +112,45 @@ def test_saved_model_loads_and_has_the_loss_of_the_run(
     assert main([*argv, "--output_dir", str(tmp_path)]) == 0
     expected = logged(folder, "eval_loss")
     assert logged(tmp_path, "eval_loss") == pytest.approx(expected, rel=TOLERANCE[precision])
+
+
+@pytest.fixture(scope="module")
+def others(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The presets of OTHERS on two NPUs, one launch; each has a folder with its name."""
+    folder = tmp_path_factory.mktemp("others")
+    nvme = {**preset_request("zero3_nvme"), "nvme_path": str(folder / "drive")}
+    text = to_text(generate(ConfigRequest.from_mapping(nvme)))
+    (folder / "zero3_nvme.json").write_text(text, encoding="utf-8")
+    runs = []
+    for name, flags in OTHERS.items():
+        file = folder / "zero3_nvme.json" if name == "zero3_nvme" else preset_path(name)
+        if name == "zero3_nvme" and not AsyncIOBuilder().is_compatible():
+            continue
+        argv = ["--deepspeed", str(file), "--model_name_or_path", str(start), *LARGER, *OTHER_STEPS]
+        runs.append([*argv, *flags, "--output_dir", str(folder / name)])
+    (folder / "runs.json").write_text(json.dumps(runs), encoding="utf-8")
+    launch("tests/hf_integration/runs.py", [str(folder / "runs.json")], rank_environment(), timeout=900)
+    return folder
+
+
+@pytest.mark.npu
+@pytest.mark.parametrize("preset", OTHERS)
+def test_the_other_presets_train_as_one_process_on_the_cpu(
+    others: Path, start: Path, tmp_path: Path, preset: str
+) -> None:
+    """The documents' presets with the batch of 256 that they say, AutoTP, and offload to files."""
+    if preset == "zero3_nvme" and not AsyncIOBuilder().is_compatible():
+        pytest.skip("libaio is not installed (libaio-dev)")
+    micro, accumulation = ("64", "4") if preset.startswith("docs") else ("8", "1")
+    argv = ["--use_cpu", "--model_name_or_path", str(start), "--per_device_train_batch_size", micro]
+    argv += ["--gradient_accumulation_steps", accumulation, *LARGER, *OTHER_STEPS]
+    assert main([*argv, "--output_dir", str(tmp_path)]) == 0
+    expected = logged(tmp_path, "loss")
+    assert len(expected) == 3
+    assert expected[-1] < expected[0] - 0.05
+    assert logged(others / preset, "loss") == pytest.approx(expected, rel=2e-2)
+    saved = AutoModelForCausalLM.from_pretrained(others / preset / "model")
+    assert sum(weight.numel() for weight in saved.parameters()) > 100_000
 
 
 @pytest.mark.npu
