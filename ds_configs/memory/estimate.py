@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from ds_configs.memory.activations import backward_bytes, layer_bytes
 from ds_configs.memory.device import allocator_slack, hccl_bytes
-from ds_configs.memory.head import embedding_bytes, head_bytes, loss_peak_bytes
+from ds_configs.memory.head import embedding_bytes, head_bytes, logits_bytes, loss_peak_bytes
 from ds_configs.memory.job import MemoryJob
 from ds_configs.memory.pipeline import in_flight, pipeline_buffers
 from ds_configs.memory.rank import RankPart, rank_part
@@ -54,7 +54,8 @@ def _moments(job: MemoryJob, part: RankPart, states: StateMemory, stage: int) ->
     earlier = states.carried if job.accumulation > 1 else {}
     gathered = {"gathered parameters": states.gathered + states.fetch}
     loss = loss_peak_bytes(job) if part.last else 0
-    logits = head_bytes(job) if part.last else 0
+    head = head_bytes(job) if part.last else 0
+    left = {"logits and loss": logits_bytes(job) if part.last else 0}
     return {
         "loss": _sum(
             states.resident, earlier, gathered, buffers,
@@ -62,10 +63,10 @@ def _moments(job: MemoryJob, part: RankPart, states: StateMemory, stage: int) ->
         ),
         "backward begins": _sum(
             states.resident, states.first, gathered, buffers,
-            {"activations": kept + working, "logits and loss": logits},
+            {"activations": kept + working, "logits and loss": head},
         ),
-        "backward ends": _sum(states.resident, states.last, idle, {"logits and loss": logits}),
-        "optimizer step": _sum(states.resident, states.step, idle),
+        "backward ends": _sum(states.resident, states.last, idle, left),
+        "optimizer step": _sum(states.resident, states.step, idle, left),
     }  # fmt: skip
 
 

@@ -19,14 +19,21 @@ def embedding_bytes(job: MemoryJob) -> int:
     return _tokens(job) * mask * job.shape.hidden // split
 
 
+def logits_bytes(job: MemoryJob) -> int:
+    """Return the logits alone: a training loop's output object, or a pipeline's slot, holds them until the
+    next."""
+    if job.kernels == "megatron":
+        return 0
+    return _tokens(job) * job.element * job.shape.vocab
+
+
 def head_bytes(job: MemoryJob) -> int:
     """Return what is there of final norm and logits from the forward pass to the end of the backward pass."""
     e, hidden, vocab = job.element, job.shape.hidden, job.shape.vocab
     if job.kernels == "megatron":  # Korthikanti 2022 §4.3: 4sbh/t (1 + v/h)
         return _tokens(job) * (2 * e * hidden + FP32 * vocab) // job.parallel.tp
     norm = norm_bytes(job.shape, e, hidden)
-    # The caller's output object holds the logits in the model's dtype.
-    return _tokens(job) * (norm + e * hidden + e * vocab)
+    return _tokens(job) * (norm + e * hidden) + logits_bytes(job)
 
 
 def loss_peak_bytes(job: MemoryJob) -> int:

@@ -147,19 +147,24 @@ def _fp16_optimizer(job: MemoryJob, divided: Divided) -> StateMemory:
 def _bf16_optimizer(job: MemoryJob, divided: Divided) -> StateMemory:
     """BF16_Optimizer (bf16_optimizer.py): stage 1 with fp32 gradients, and bf16 pipelines under stage 0.
 
-    Master weights and states are partitioned, accumulated gradients are not, and the model's own gradients
-    are zeroed, not freed (`clear_lp_grads`).
+    Master weights and states are partitioned, accumulated gradients are not. The model's own gradients come
+    on top from the first backward pass of a step to its end (`update_hp_grads` copies them,
+    `clear_lp_grads` zeroes them).
     """
     accumulated = BYTES[job.gradient_dtype or job.dtype]
+    own = job.element * divided.total
     cast = 0 if accumulated == FP32 else FP32 * divided.partition
     return StateMemory(
         resident={
-            "parameters": job.element * divided.total,
-            "gradients": (job.element + accumulated) * divided.total,
+            "parameters": own,
+            "gradients": accumulated * divided.total,
             "master weights": FP32 * divided.partition,
             "optimizer states": _states(job, divided.partition),
         },
-        step={"step temporaries": cast},
+        carried={"gradients": own},
+        first={"gradients": job.element * divided.output if job.accumulation == 1 else own},
+        last={"gradients": own},
+        step={"gradients": own, "step temporaries": cast},
     )
 
 
