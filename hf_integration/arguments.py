@@ -149,6 +149,11 @@ def check_deepspeed_file(path: Path) -> None:
             f'--deepspeed {path} has no "zero_optimization" section, without which accelerate refuses it; '
             'add {"zero_optimization": {"stage": 0}} for plain data parallelism'
         )
+    if "pipeline" in config:
+        raise TrainingInputError(
+            f'--deepspeed {path} has a "pipeline" section, which the Trainer would pass over and train with '
+            "plain data parallelism; use it in a program with a PipelineModule, or remove the section"
+        )
 
 
 def keep_model_savable(config: dict) -> None:

@@ -55,6 +55,7 @@ def test_bad_arguments_give_one_sentence(
         ("{'a': 1}", "is not the strict JSON that HF needs"),
         ("[]", 'has no "zero_optimization" section'),
         ('{"train_batch_size": "auto"}', 'has no "zero_optimization" section'),
+        (preset_path("zero1_pp").read_text(encoding="utf-8"), 'has a "pipeline" section, which the Trainer'),
     ],
 )
 def test_bad_deepspeed_files_are_refused(text: str, message: str, tmp_path: Path) -> None:
