@@ -15,6 +15,10 @@ def notes(request: ConfigRequest) -> list[str]:
             "off",
         ),
         (
+            request.zero.get("allgather_partitions") is not None,
+            "DeepSpeed 0.19.8 parses allgather_partitions and never reads it; leave it out",
+        ),
+        (
             request.pp > 1,
             "DeepSpeed reads no number of stages from the file: build PipelineModule(layers, "
             f"num_stages={request.pp})",

@@ -126,8 +126,11 @@ def test_tables_hold_keys_that_deepspeed_knows() -> None:
         path = above.get(name, (name,))
         unknown = set(section(name)) - set(schema.children(path))
         assert unknown <= {"use_reentrant"}, name
-        removed = [key for key in section(name) if (known := schema.key((*path, key))) and known.removed]
-        assert removed == []
+        found = {key: schema.key((*path, key)) for key in section(name)}
+        assert [key for key, known in found.items() if known and known.removed] == []
+        # Written for one preset only, which must equal its document; a note says that it does nothing.
+        unread = [key for key, known in found.items() if known and not known.consumed]
+        assert unread == (["allgather_partitions"] if name == "zero_optimization" else [])
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -215,6 +215,10 @@ def test_requests_that_are_open_or_unknown(values: dict[str, Any], sentence: str
     ("fields", "words"),
     [
         ({"target": "hf", "stage": 2, "zero": {"overlap_comm": True}}, "overlap_comm has given NaN"),
+        (
+            {"target": "hf", "stage": 2, "zero": {"allgather_partitions": True}},
+            "parses allgather_partitions and",
+        ),
         ({**PLAIN, "stage": 1, "pp": 4}, r"build PipelineModule\(layers, num_stages=4\)"),
         ({**PLAIN, "stage": 1, "tp": 2}, "train_batch_size is left out"),
         ({"target": "hf", "stage": 1, "tp": 2}, "AutoTP wants the same batch on all 2 ranks"),
