@@ -53,6 +53,11 @@ class Context:
         """The whole configuration."""
         return self.root.value
 
+    def since(self, version: str) -> bool:
+        """Whether the DeepSpeed version in question is ``version``, such as "0.19", or later."""
+        found, asked = (tuple(map(int, text.split("."))) for text in (self.schema.version, version))
+        return found >= asked
+
     def member(self, path: Path) -> Member | None:
         """Return the member at ``path``, with its place."""
         return self.root.find(path)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ds_configs.documents import Document, apply_edits, parse_document
 from ds_configs.lint.context import Options
-from ds_configs.lint.finding import Finding
+from ds_configs.lint.finding import Finding, codes
 from ds_configs.lint.run import Report, lint_document
 
 # Each pass mends what the one before uncovered; more than a handful would be edits that undo each other.
@@ -69,6 +69,8 @@ def fix_document(document: Document, options: Options | None = None, unsafe: boo
         chosen = [finding for finding in report.findings if _applies(finding, unsafe)]
         if report.document.is_guessed and not unsafe:
             break
+        # The text first: what a key's edit inserts may rest on a comma that goes.
+        chosen = [finding for finding in chosen if codes()[finding.code].stops == "reader"] or chosen
         text = apply_edits(report.document.text, [edit for finding in chosen for edit in finding.edits])
         if not chosen or (text in seen and text != report.document.text):
             break

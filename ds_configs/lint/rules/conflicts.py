@@ -46,7 +46,11 @@ def _precision(context: Context) -> Iterator[Finding]:
 
 def _loss_scale(context: Context) -> Iterator[Finding]:
     """fp16's dynamic scale needs a window and a floor above zero."""
-    if not half(context, "fp16") or context.number(("fp16", "loss_scale"), 0) != 0:
+    if (
+        not context.since("0.19")
+        or not half(context, "fp16")
+        or context.number(("fp16", "loss_scale"), 0) != 0
+    ):
         return
     for name, default in (("loss_scale_window", 1000), ("min_loss_scale", 1)):
         value = context.number(("fp16", name), default)
@@ -70,12 +74,13 @@ def _stages(context: Context) -> Iterator[Finding]:
         yield _conflict(
             context, (ZERO, "offload_optimizer", "ratio"), reason, "delete it or use stage 3", delete=True
         )
+    allowed = (1, 2, 3) if context.since("0.18") else (2,)
     for path in SHARDED_ONLY:
-        if context.flag(path) and stage == 0:
+        if context.flag(path) and stage not in allowed:
             yield _conflict(
                 context,
                 path,
-                f"{'.'.join(path)} needs ZeRO stage 1, 2 or 3",
+                f"{'.'.join(path)} needs ZeRO stage {' or '.join(map(str, allowed))}",
                 "delete it or shard",
                 delete=True,
             )
@@ -100,6 +105,8 @@ def _sum(context: Context) -> Iterator[Finding]:
         "zenflow": isinstance(context.get((ZERO, "zenflow")), dict),
         "deepcompile": context.flag(("compile", "deepcompile")),
     }
+    if context.schema.key(("gradient_allreduce_op",)) is None:
+        return
     for name in [name for name, present in against.items() if present]:
         yield _conflict(
             context,

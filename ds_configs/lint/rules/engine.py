@@ -41,7 +41,7 @@ def _optimizer(context: Context) -> Iterator[Finding]:
     if not isinstance(kind, str):
         return
     table = _table()["optimizers"]
-    if kind.lower() not in table["deepspeed"] and kind not in table["torch"]:
+    if not _is_deepspeeds(context, kind.lower()) and kind not in table["torch"]:
         yield _unknown(context, "optimizer", kind, [*table["spelt"], *table["torch"]])
     elif (
         context.stage
@@ -71,6 +71,14 @@ def _optimizer(context: Context) -> Iterator[Finding]:
         yield context.finding("DSC608", ("fp16", "loss_scale"), reason, "write 0", on_value=True)
 
 
+def _is_deepspeeds(context: Context, kind: str) -> bool:
+    """Whether this DeepSpeed version builds the optimizer itself."""
+    table = _table()["optimizers"]
+    since, until = table["since"].get(kind), table["until"].get(kind)
+    there = (since is None or context.since(since)) and (until is None or not context.since(until))
+    return kind in table["deepspeed"] and there
+
+
 def _allow(context: Context) -> tuple[Edit, ...]:
     member = context.member(("zero_allow_untested_optimizer",))
     if member is not None:
@@ -81,7 +89,8 @@ def _allow(context: Context) -> tuple[Edit, ...]:
 def _unknown(context: Context, block: str, kind: str, known: list[str]) -> Finding:
     code = "DSC601" if block == "optimizer" else "DSC606"
     gone = _table()["gone"].get(kind.lower())
-    near = get_close_matches(kind, known, n=1, cutoff=0.8)
+    spelt = {name.lower(): name for name in known}
+    near = [spelt[word] for word in get_close_matches(kind.lower(), spelt, n=1, cutoff=0.8)]
     member = context.member((block, "type"))
     edits: tuple[Edit, ...] = ()
     mend = f"take one of {', '.join(known[:8])}"

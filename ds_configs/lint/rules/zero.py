@@ -117,7 +117,7 @@ def _has_no_effect(context: Context, path: Path, ignored: str) -> bool:
 
 
 def _stage0(context: Context) -> Iterator[Finding]:
-    if context.stage == 0 and (half(context, "fp16") or half(context, "bf16")):
+    if context.since("0.19") and context.stage == 0 and (half(context, "fp16") or half(context, "bf16")):
         name = "bf16" if half(context, "bf16") else "fp16"
         reason = f"{name} at stage 0 starts with an optimizer step on zero gradients"
         yield context.finding("DSC502", (name, "enabled"), reason, "use stage 1", on_value=True)

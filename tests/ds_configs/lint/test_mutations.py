@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import hjson
@@ -27,13 +26,6 @@ from tests.ds_configs.oracle import Oracle
 
 EXAMPLES = int(os.environ.get("LINT_MUTATIONS", "150"))
 randomly = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    running = Oracle()
-    yield running
-    running.close()
 
 
 def deepspeed_says(text: str, oracle: Oracle, replicas: int = 1) -> str:

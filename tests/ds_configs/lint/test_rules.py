@@ -1,0 +1,122 @@
+"""Each code on a configuration of its own: it is found in its place, it is true, and its mend is right."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ds_configs.documents import parse_document
+from ds_configs.lint import Finding, Options, codes, fix_document, lint_text
+from tests.ds_configs.lint.cases import CASES, ENGINE, Case
+from tests.ds_configs.lint.flags import flags_of, total_steps
+from tests.ds_configs.oracle import Oracle
+
+ROOT = Path(__file__).parents[3]
+
+
+def found_in(case: Case, text: str) -> Finding:
+    report = lint_text(text, Options(case.target, case.ranks))
+    found = [each for each in report.findings if (each.code, each.key) == (case.code, case.key)]
+    assert len(found) == 1, [f"{each.code} {each.key}: {each.reason}" for each in report.findings]
+    return found[0]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_it_is_found_where_it_stands(case: Case) -> None:
+    text = json.dumps(case.config, indent=2)
+    finding = found_in(case, text)
+    line = text.splitlines()[finding.line - 1]
+    # A key that is left out is shown at the block that lacks it.
+    names = case.key.split(".") if case.key else []
+    assert any(f'"{name}"' in line for name in names) or line == "{"
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.target == "deepspeed"], ids=str)
+def test_what_it_says_of_the_parser_is_true(case: Case, oracle: Oracle) -> None:
+    """What lint calls refused by the parser is, and what it calls ignored or later refused is taken by it."""
+    found_in(case, json.dumps(case.config))
+    parser = codes()[case.code].stops == "parser" or case.code == "DSC117"
+    ranks = case.ranks or 2 + 2 * (case.code == "DSC304")
+    if case.code != "DSC137":  # whatever the other program's file may be to DeepSpeed
+        assert bool(oracle.deepspeed(case.config, ranks)) == parser
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.target == "hf"], ids=str)
+def test_what_it_says_of_hf_is_true(case: Case, oracle: Oracle) -> None:
+    found_in(case, json.dumps(case.config))
+    run, total = flags_of(case.config), total_steps(case.config)
+    filled = oracle.ask("hf", config=case.config, run=run, model={"hidden_size": 64}, total=total)
+    said = filled if isinstance(filled, str) else oracle.deepspeed(filled)
+    assert bool(said) == (codes()[case.code].stops != "")
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.fixed is not None], ids=str)
+def test_fixing_mends_it(case: Case, oracle: Oracle) -> None:
+    options = Options(case.target, case.ranks)
+    fixed = fix_document(parse_document(json.dumps(case.config, indent=2)), options)
+    assert json.loads(fixed.text) == case.fixed
+    assert list(json.loads(fixed.text)) == list(case.fixed or {})
+    assert not [each for each in fixed.after.findings if (each.code, each.key) == (case.code, case.key)]
+    if case.target == "deepspeed" and codes()[case.code].stops == "parser":
+        assert oracle.deepspeed(json.loads(fixed.text), case.ranks or 1) == ""
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.fixed is None], ids=str)
+def test_what_needs_a_decision_is_not_fixed(case: Case) -> None:
+    finding = found_in(case, json.dumps(case.config))
+    if finding.fixable and finding.severity != "note":
+        assert case.name == "moved into its block"
+
+
+def test_what_it_says_of_deepspeed_initialize_is_true() -> None:
+    """Every configuration of ENGINE really stops deepspeed.initialize, and none of its mends does."""
+    configs = [case.config for case in ENGINE]
+    mended = [case.fixed for case in ENGINE if case.fixed is not None]
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.ds_configs.lint.engine_program"],
+        input=json.dumps([*configs, *mended]),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    said = json.loads(run.stdout)
+    passed = [str(case) for case, error in zip(ENGINE, said, strict=False) if not error]
+    assert passed == []
+    assert [error for error in said[len(configs) :] if error] == []
+
+
+def test_every_code_has_a_case_or_is_about_the_text() -> None:
+    covered = {case.code for case in CASES} | {code.code for code in codes().values() if code.fault}
+    assert set(codes()) - covered == {"DSC136"}  # no object: test_text.py
+
+
+@pytest.mark.parametrize(
+    "key", ["zero_optimisation", "zero_optimizations", "zero-optimization", "Zero_Optimization"]
+)
+def test_misspelt_keys_get_the_likely_word(key: str) -> None:
+    report = lint_text(json.dumps({"train_batch_size": 1, key: {}}))
+    (finding,) = [each for each in report.findings if each.key == key]
+    assert (finding.code, finding.mend) == ("DSC401", "write zero_optimization")
+
+
+def test_versions_differ() -> None:
+    text = json.dumps({"train_batch_size": 8, "amp": {"enabled": True}})
+
+    def errors(version: str) -> list[str]:
+        report = lint_text(text, Options(deepspeed_version=version))
+        return [each.code for each in report.findings if each.severity == "error"]
+
+    assert errors("0.16.9") == []
+    assert errors("0.19.8") == ["DSC201"]
+
+
+def test_another_device_has_no_rules_about_ascend() -> None:
+    text = json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_comm": True}})
+    assert "DSC801" in {each.code for each in lint_text(text).findings}
+    assert "DSC801" not in {each.code for each in lint_text(text, Options(device="any")).findings}
