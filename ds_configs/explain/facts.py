@@ -71,7 +71,8 @@ def fate_of(schema: Schema, key: Key) -> list[str]:
     notes = []
     if key.removed:
         who = "the parser refuses it, even empty" if key.removed_by == "parser" else "the engine refuses it"
-        notes.append(f"Removed in DeepSpeed {schema.version}: {who}. {_sentence(key.removed)}")
+        reason = key.removed[0].upper() + key.removed[1:]
+        notes.append(f"Removed in DeepSpeed {schema.version}: {who}. {_sentence(reason)}")
     if key.alias_of:
         notes.append(f"Another spelling of {'.'.join(key.alias_of)}.")
     if key.deprecated:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
 
 from ds_configs.errors import DsConfigError
 from ds_configs.schema import VERSIONS, Key, Schema, load_schema
 
+# What other programs call a key: HF's, Megatron's and torch's words.
+OTHER_WORDS = Path(__file__).parent / "other_words.json"
 MOST_SHOWN = 8
 MOST_LIKELY = 4
 LIKENESS = 0.6
@@ -45,7 +50,8 @@ def all_keys(schema: Schema) -> list[Key]:
 def likely_keys(schema: Schema, name: str) -> list[str]:
     """Return the keys that are spelt most like ``name``, the likeliest first.
 
-    A key that is called so elsewhere is surely meant; else its whole path and its last word are compared.
+    A key that is called so elsewhere, or by another program, is surely meant; else the whole path and its
+    last word are compared.
     """
     word = name.lower().replace("-", "_")
     last = word.rpartition(".")[2]
@@ -55,7 +61,9 @@ def likely_keys(schema: Schema, name: str) -> list[str]:
         by_last.setdefault(key.path[-1], []).append(key.name)
     if last in by_last:
         return by_last[last][:MOST_LIKELY]
-    found = []
+    found = [
+        known for known in _other_words().get(last, ()) if schema.key(tuple(known.split("."))) is not None
+    ]
     if last != word:
         found += get_close_matches(
             word, [key.name for key in firsts if len(key.path) > 1], MOST_LIKELY, LIKENESS
@@ -66,6 +74,15 @@ def likely_keys(schema: Schema, name: str) -> list[str]:
     if len(last) >= SHORTEST_PART:
         found += [known for one, names in by_last.items() if last in one for known in names]
     return list(dict.fromkeys(found))[:MOST_LIKELY]
+
+
+@cache
+def _other_words() -> dict[str, tuple[str, ...]]:
+    from ds_configs.lint.words import OLD_KEYS
+
+    old = {name: (entry["to"],) for name, entry in json.loads(OLD_KEYS.read_text(encoding="utf-8")).items()}
+    ours = {name: (key,) for name, key in json.loads(OTHER_WORDS.read_text(encoding="utf-8")).items()}
+    return {**old, **ours}
 
 
 def _unknown(schema: Schema, name: str) -> str:

@@ -13,7 +13,7 @@ from ds_configs.cli import main
 from ds_configs.documents import parse_document
 from ds_configs.errors import DsConfigError
 from ds_configs.explain import Explanation, explain_document, explain_file, explain_key
-from ds_configs.explain.lookup import all_keys
+from ds_configs.explain.lookup import OTHER_WORDS, all_keys
 from ds_configs.explain.report import as_json, as_text
 from ds_configs.schema import LATEST, VERSIONS, load_schema
 
@@ -61,12 +61,19 @@ def test_a_name_of_several_keys_is_refused_with_them() -> None:
         ("zero_optimisation", "zero_optimization"),
         ("gradient-clipping", "gradient_clipping"),
         ("train_micro_batch_size", "train_micro_batch_size_per_gpu"),
+        ("learning_rate", "optimizer.params.lr"),
+        ("per_device_train_batch_size", "train_micro_batch_size_per_gpu"),
         ("prefetch", "zero_optimization.stage3_prefetch_bucket_size"),
     ],
 )
 def test_a_slip_gets_the_likely_keys(slip: str, meant: str) -> None:
     with pytest.raises(DsConfigError, match=rf"DeepSpeed 0.19.8 has no key {slip}; did you mean .*{meant}"):
         explain_key(slip)
+
+
+def test_words_of_other_programs_lead_to_keys_that_exist() -> None:
+    words = json.loads(OTHER_WORDS.read_text(encoding="utf-8"))
+    assert {key for key in words.values() if load_schema().key(tuple(key.split("."))) is None} == set()
 
 
 def test_a_word_like_nothing_is_refused_too() -> None:

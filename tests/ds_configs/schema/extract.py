@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tests.ds_configs.schema.choices import current_choices
 from tests.ds_configs.schema.models import Fields, is_strict, keys_of, validators_of
 from tests.ds_configs.schema.parameters import optimizer_variants, scheduler_variants
 from tests.ds_configs.schema.tracing import ABSENT, Trace, TracedDict
@@ -25,6 +26,7 @@ HERE = Path(__file__).parent
 HAND_READ = json.loads((HERE / "hand_read.json").read_text(encoding="utf-8"))
 MODELS = json.loads((HERE / "model_keys.json").read_text(encoding="utf-8"))
 VERSIONS = HERE.parents[2] / "ds_configs" / "schema" / "versions"
+EXTRACTORS_OWN = ("reader", "unread", "in", "choices_of")
 Keys = dict[str, Fields]
 
 
@@ -69,6 +71,8 @@ def _hand_read(config: Any, version: str, package: Path) -> Keys:
         if described is None:
             raise Undescribed(f"DeepSpeed {version} reads {name} by hand: describe it in hand_read.json")
         keys[name] = {**_own(described, version), "source": trace.sources[name]}
+        if "choices_of" in described:
+            keys[name]["choices"] = current_choices(described["choices"], described["choices_of"], package)
         if default is not ABSENT and default != {} and "default" not in described:
             keys[name]["default"] = default
     for name, default in config.get_pipeline_config({}).items():
@@ -98,7 +102,7 @@ def _is_below_open(name: str) -> bool:
 def _own(described: Fields, version: str) -> Fields:
     """The description without the extractor's own fields, for this version."""
     minor = version.rpartition(".")[0]
-    fields = {key: value for key, value in described.items() if key not in ("reader", "unread", "in")}
+    fields = {key: value for key, value in described.items() if key not in EXTRACTORS_OWN}
     return {**fields, **described.get("in", {}).get(minor, {})}
 
 

@@ -8,10 +8,12 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from ds_configs.schema import VERSIONS
+from tests.ds_configs.schema.choices import current_choices
 from tests.ds_configs.schema.extract import VERSIONS as FOLDER
 from tests.ds_configs.schema.extract import drift
 
@@ -68,3 +70,11 @@ def test_drift_looks_at_parameters_of_optimizers_too() -> None:
     found = copy.deepcopy(kept)
     found["variants"]["optimizer.params"]["AdamW"]["lr"]["default"] = 1.0
     assert drift(kept, found) == ["optimizer.params.lr of AdamW: default was 0.001, is 1.0"]
+
+
+def test_choices_are_taken_from_deepspeed_when_it_has_others(tmp_path: Path) -> None:
+    (tmp_path / "parser.py").write_text("def check():\n    valid = ('auto', 'New')\n", encoding="utf-8")
+    assert current_choices(["AUTO", "new"], "parser.py:valid", tmp_path) == ["AUTO", "new"]
+    assert current_choices(["auto"], "parser.py:valid", tmp_path) == ["auto", "New"]
+    with pytest.raises(LookupError, match="parser.py assigns nothing to gone"):
+        current_choices(["auto"], "parser.py:gone", tmp_path)
