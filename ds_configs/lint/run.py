@@ -57,7 +57,7 @@ class Report:
 
     @property
     def target_name(self) -> str:
-        """ "hf", "deepspeed" or "both"."""
+        """The target's name: "hf", "deepspeed" or "both"."""
         return next(name for name, target in TARGETS.items() if target == self.target)
 
 
@@ -129,8 +129,8 @@ def _in_order(findings: Iterator[Finding]) -> list[Finding]:
     ranks = {severity: rank for rank, severity in enumerate(SEVERITIES)}
     kept: dict[tuple, Finding] = {}
     for finding in findings:
-        place = (finding.code, finding.line, finding.column)
-        kept.setdefault(place if finding.line > 1 or finding.column > 1 else (*place, finding.key), finding)
+        # A placeholder is seen in the text and again as a value.
+        kept.setdefault((finding.code, finding.line, finding.column, finding.key), finding)
     return sorted(
         kept.values(), key=lambda found: (found.line, found.column, ranks[found.severity], found.code)
     )
