@@ -16,6 +16,8 @@ from ds_configs.schema.key import shown
 
 KeyPath = tuple[str, ...]
 MOST_LIKELY = 3
+# The engine picks this optimizer's parameters out one by one (runtime/engine.py, _muon_param_groups).
+PICKED = ("Muon",)
 # Conditions that the file itself decides.
 NEED = re.compile(r"Ignored unless (\w+) stands beside .*")
 STAGE_CONDITION = re.compile(r"Ignored unless stage is (\d)(?: or (\d))?\.")
@@ -74,13 +76,11 @@ def _unknown_parameter(schema: Schema, path: KeyPath, document: Mapping[str, Jso
     kind = _kind(schema, document, path)
     if kind is None:
         return [f"DeepSpeed hands it on as it is to the class that {path[0]}.type names."]
-    known = ", ".join(schema.children(path[:-1], kind))
+    known = ", ".join(name for name, key in schema.children(path[:-1], kind).items() if not key.removed)
     takers = [one for one, names in schema.variants[path[:-1]].items() if path[-1] in names]
     also = f" {' and '.join(takers)} {'has' if len(takers) == 1 else 'have'} it." if takers else ""
-    return [
-        f"{kind} has no such parameter and fails when the engine is built.{also}",
-        f"{kind} takes {known}.",
-    ]
+    end = "it is ignored without a word" if kind in PICKED else "it fails when the engine is built"
+    return [f"{kind} has no such parameter: {end}.{also}", f"{kind} takes {known}."]
 
 
 def _about_value(schema: Schema, key: Key, value: Json, refused: str) -> list[str]:

@@ -185,10 +185,17 @@ def test_parameters_are_judged_by_the_files_type(tmp_path: Path) -> None:
     found = {one.key: one for one in explain_file(file_with(tmp_path, json.dumps(document)))}
     assert found["optimizer.params.lr"].default == "0.001"
     assert found["optimizer.params.momentum"].notes[0] == (
-        "AdamW has no such parameter and fails when the engine is built. SGD and Muon have it."
+        "AdamW has no such parameter: it fails when the engine is built. SGD and Muon have it."
     )
     assert found["scheduler.params.y"].notes == (
         "DeepSpeed hands it on as it is to the class that scheduler.type names.",
+    )
+
+
+def test_muon_ignores_what_it_does_not_know(tmp_path: Path) -> None:
+    text = '{"optimizer": {"type": "Muon", "params": {"nesterov": true}}}'
+    assert notes_of(explain_file(file_with(tmp_path, text)))["optimizer.params.nesterov"].startswith(
+        "Muon has no such parameter: it is ignored without a word. SGD has it. Muon takes lr, momentum"
     )
 
 

@@ -35,9 +35,7 @@ TYPES: dict[str, list[str]] = {
     "cycle_max_lr": ["float", "list"],
     "cycle_min_mom": ["float", "list"],
     "cycle_max_mom": ["float", "list"],
-    "pipeline_enable_backward_cycle": ["bool"],
     "total_num_steps": ["int"],
-    "exp_avg_mask": [],
 }
 # Constructor arguments that hold real numbers although their default is a whole one.
 REAL = {
@@ -98,18 +96,22 @@ def scheduler_variants() -> dict[str, dict[str, Fields]]:
 
 
 def _muon() -> dict[str, Fields]:
-    """Muon's groups are built by the engine, which names what each half takes."""
+    """Muon's groups are built by the engine, whose code names what each half takes."""
     from deepspeed.runtime.engine import DeepSpeedEngine
 
-    halves = getattr(DeepSpeedEngine, "_MUON_HALF_KEYS", ()) + getattr(DeepSpeedEngine, "_ADAM_HALF_KEYS", ())
-    names = list(dict.fromkeys(halves)) or ["lr", "momentum", "betas", "eps", "weight_decay"]
+    engine = inspect.getsource(DeepSpeedEngine)
+    names = ["lr", "momentum", "weight_decay", "betas", "eps"]
+    names += [name for name in ("ns_method", "muon_lr", "adam_lr") if f'"{name}"' in engine]
     fields: dict[str, Fields] = {}
-    for name in [*names, "muon_lr", "adam_lr"]:
+    for name in names:
         fields[name] = {"types": TYPES.get(name, ["float"]), "source": "runtime/engine.py"}
         if name in CHOICES:
             fields[name].update(types=["str"], choices=CHOICES[name], default=CHOICES[name][0])
         if name in MUON_DEFAULTS:
             fields[name]["default"] = MUON_DEFAULTS[name]
+    if hasattr(DeepSpeedEngine, "get_optimizer_configuration"):  # its Adam half is configured as Adam is
+        half = {**ENGINE_PARAMETERS, "fp32_optimizer_states": {"types": ["bool"], "default": True}}
+        fields.update({name: {**one, "source": "runtime/engine.py"} for name, one in half.items()})
     return fields
 
 
