@@ -20,6 +20,7 @@ import hjson
 
 from ds_configs.documents import read_document
 from ds_configs.lint import Options, Report, fix_document, lint_document
+from tests.ds_configs.lint.flags import flags_of, total_steps
 from tests.ds_configs.oracle import Oracle
 
 # A recorded message, and the codes that name its reason.
@@ -143,40 +144,9 @@ def _loaded(text: str, target: str, oracle: Oracle) -> str:
     if target == "deepspeed":
         return oracle.deepspeed(hjson.loads(text))
     config = json.loads(text)
-    filled = oracle.ask("hf", config=config, run=_flags(config), model={"hidden_size": 1024}, total=1000)
+    run, total = flags_of(config), total_steps(config)
+    filled = oracle.ask("hf", config=config, run=run, model={"hidden_size": 1024}, total=total)
     return filled if isinstance(filled, str) else oracle.deepspeed(filled)
-
-
-def _flags(config: dict[str, Any]) -> dict[str, Any]:
-    """Return flags of one rank in bf16 that say the same as what the file fixes."""
-    optimizer = config.get("optimizer", {}).get("params", {})
-    scheduler = config.get("scheduler", {}).get("params", {})
-
-    def fixed(values: dict[str, Any], key: str, otherwise: Any) -> Any:
-        return otherwise if values.get(key, "auto") == "auto" else values[key]
-
-    beta1, beta2 = fixed(optimizer, "betas", (0.9, 0.999))
-    steps = fixed(config, "gradient_accumulation_steps", 1)
-    half = {name: fixed(config.get(name, {}), "enabled", name == "bf16") for name in ("fp16", "bf16")}
-    half["bf16"] = half["bf16"] and not half["fp16"]
-    return {
-        "world_size": 1,
-        "per_device_train_batch_size": fixed(
-            config, "train_micro_batch_size_per_gpu", fixed(config, "train_batch_size", 2 * steps) // steps
-        ),
-        "gradient_accumulation_steps": steps,
-        "max_grad_norm": fixed(config, "gradient_clipping", 1.0),
-        "learning_rate": fixed(optimizer, "lr", fixed(scheduler, "warmup_max_lr", 1e-4)),
-        "adam_beta1": beta1,
-        "adam_beta2": beta2,
-        "adam_epsilon": fixed(optimizer, "eps", 1e-8),
-        "weight_decay": fixed(optimizer, "weight_decay", 0.0),
-        "warmup_steps": fixed(scheduler, "warmup_num_steps", 0),
-        "save_on_each_node": False,
-        "fp16_full_eval": False,
-        "bf16_full_eval": False,
-        **half,
-    }
 
 
 def main() -> int:

@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     from ds_configs.documents import read_document
     from ds_configs.lint import Options, fix_document, lint_document
 
+    if args.codes and args.files:
+        raise DsConfigError("--codes lists the codes and lints nothing; leave the files out")
     if args.codes:
         from ds_configs.lint.text_report import codes_as_text
 
@@ -83,6 +85,10 @@ def _check(args: argparse.Namespace) -> None:
     chosen = [name for name in ("fix", "diff", "output") if getattr(args, name)]
     if len(chosen) > 1:
         raise DsConfigError(f"--{chosen[0]} and --{chosen[1]} exclude each other; choose one")
+    if args.format != "text" and (args.diff or args.quiet):
+        raise DsConfigError(
+            f"--format {args.format} has no --{'diff' if args.diff else 'quiet'}; leave one out"
+        )
     if args.unsafe_fixes and not chosen:
         raise DsConfigError("--unsafe-fixes mends nothing by itself; add --fix, --diff or --output")
     if args.output and len(args.files) > 1:

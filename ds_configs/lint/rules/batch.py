@@ -56,6 +56,11 @@ class Triple:
 
 def check(context: Context) -> Iterator[Finding]:
     """Yield what is wrong with the batch sizes."""
+    tensor_parallel = context.number(("tensor_parallel", "autotp_size"), 0) or 0
+    if tensor_parallel > 1:
+        reason = f"with autotp_size {tensor_parallel:g} DeepSpeed still counts every rank in the batch sizes"
+        mend = "give --world-size, and train_batch_size, for all ranks"
+        yield context.finding("DSC305", ("tensor_parallel", "autotp_size"), reason, mend, on_value=True)
     sizes = {path: context.get(path) for path in (TRAIN, MICRO, STEPS)}
     written = {path: value for path, value in sizes.items() if value is not None}
     if TRAIN not in written and MICRO not in written:
