@@ -10,7 +10,8 @@ def notes(request: ConfigRequest) -> list[str]:
     """Return sentences about ``request``'s configuration, most important first; often none."""
     found = [
         (
-            bool(request.zero.get("overlap_comm")),
+            request.zero.get("overlap_comm", False)
+            or (request.stage == 3 and _left_out(request, "overlap_comm")),
             "overlap_comm has given NaN gradients and wrong losses over HCCL; compare some losses with it "
             "off",
         ),
@@ -60,6 +61,10 @@ def notes(request: ConfigRequest) -> list[str]:
         ),
     ]
     return [sentence for holds, sentence in found if holds]
+
+
+def _left_out(request: ConfigRequest, key: str) -> bool:
+    return key in request.zero and request.zero[key] is None
 
 
 def _flag(precision: str) -> str:

@@ -2,7 +2,7 @@
 
 An option's fields: ``type`` (bool, int, float, str; count is an int that DeepSpeed also takes as 2e8; pair is
 two floats), ``value`` or ``rule`` its default (neither: the key is left out unless asked for), ``hf`` whether
-HF fills "auto" there, ``needed`` whether plain DeepSpeed must be told, ``stages`` the ZeRO stages that read
+HF fills "auto" there, ``needed`` whether DeepSpeed must be told, ``stages`` the ZeRO stages that read
 it, ``device`` the offload device that reads it, and limits.
 """
 

@@ -55,7 +55,7 @@ def filled(
     """Return the keys of ``options``, each as given or by default; a key given as None is left out.
 
     Raises:
-        DsConfigError: a key that plain DeepSpeed needs is neither given nor derivable; ``owner`` is named.
+        DsConfigError: a key that must be there is neither given nor derivable; ``owner`` is named.
     """
     result: dict[str, Any] = {}
     for key, option in options.items():
@@ -65,8 +65,8 @@ def filled(
             value = AUTO
         else:
             value = RULES[option.rule](request) if option.rule else option.value
-            if value is None and option.needed:
-                raise DsConfigError(f"{owner} needs {key}; give {key}=…")
+        if value is None and option.needed:
+            raise DsConfigError(f"{owner} needs {key}; give {key}=…")
         if value is not None:
             result[key] = list(value) if isinstance(value, (list, tuple)) else value
     return result

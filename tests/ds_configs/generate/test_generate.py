@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ds_configs.errors import DsConfigError
 from ds_configs.generate import ConfigRequest, generate, to_text
 from ds_configs.generate.options import recipes, section
+from ds_configs.lint import lint_text
 from ds_configs.schema import load_schema
 from tests.ds_configs.generate.requests import request_fields
 from tests.ds_configs.oracle import Oracle
@@ -46,10 +47,16 @@ def test_deepspeed_accepts_whatever_is_generated_for_it(oracle: Oracle) -> None:
         replicas = request.parallel.dp if request.parallel else batch_replicas(config)
         ranks = replicas * (request.tp if request.autotp else 1)
         assert oracle.deepspeed(config, ranks) == ""
+        assert lint_errors(config) == []
         accepted += 1
 
     check()
     assert accepted > EXAMPLES / 3
+
+
+def lint_errors(config: dict[str, Any]) -> list[str]:
+    """What the linter calls an error in ``config``."""
+    return [found.reason for found in lint_text(to_text(config)).findings if found.severity == "error"]
 
 
 def batch_replicas(config: dict[str, Any]) -> int:
@@ -79,6 +86,7 @@ def test_deepspeed_accepts_whatever_is_generated_for_hf_once_hf_has_filled_it(or
         assert isinstance(filled, dict), filled
         assert '"auto"' not in json.dumps(filled)
         assert oracle.deepspeed(filled, flags["world_size"]) == ""
+        assert lint_errors(config) == []
         accepted += 1
 
     check()

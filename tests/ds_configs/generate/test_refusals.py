@@ -169,6 +169,7 @@ def test_impossible_requests(fields: dict[str, Any], sentence: str) -> None:
             "takes its prefetch bucket and persistence threshold from the model's width; give hidden",
         ),
         ({"stage": 1, "scheduler": "WarmupDecayLR"}, "scheduler WarmupDecayLR needs total_num_steps"),
+        ({"stage": 1, "optimizer_params": {"lr": None}}, "optimizer AdamW needs lr; give lr=…"),
         (
             {"stage": 1, "train_batch": 100, "world_size": 8},
             "train_batch=100 is no multiple of micro_batch=1 × 8",
@@ -219,6 +220,7 @@ def test_requests_that_are_open_or_unknown(values: dict[str, Any], sentence: str
             {"target": "hf", "stage": 2, "zero": {"allgather_partitions": True}},
             "parses allgather_partitions and",
         ),
+        ({"target": "hf", "stage": 3, "zero": {"overlap_comm": None}}, "overlap_comm has given NaN"),
         ({**PLAIN, "stage": 1, "pp": 4}, r"build PipelineModule\(layers, num_stages=4\)"),
         ({**PLAIN, "stage": 1, "tp": 2}, "train_batch_size is left out"),
         ({"target": "hf", "stage": 1, "tp": 2}, "AutoTP wants the same batch on all 2 ranks"),
