@@ -50,7 +50,7 @@ def notes(request: ConfigRequest) -> list[str]:
         ),
         (
             request.target == "deepspeed" and request.optimizer is None,
-            "the file names no optimizer: hand one to deepspeed.initialize",
+            f"the file names no optimizer: hand {_own_optimizer(request)}",
         ),
         (
             bool(request.optimizer)
@@ -61,6 +61,13 @@ def notes(request: ConfigRequest) -> list[str]:
         ),
     ]
     return [sentence for holds, sentence in found if holds]
+
+
+def _own_optimizer(request: ConfigRequest) -> str:
+    """engine.py:2342 refuses a client's optimizer that does not run on the host beside offload."""
+    if request.offload_optimizer == "none":
+        return "one to deepspeed.initialize"
+    return "a DeepSpeedCPUAdam to deepspeed.initialize, which refuses torch's own beside offload"
 
 
 def _left_out(request: ConfigRequest, key: str) -> bool:

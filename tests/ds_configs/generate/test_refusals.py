@@ -231,6 +231,16 @@ def test_requests_that_are_open_or_unknown(values: dict[str, Any], sentence: str
             {"target": "deepspeed", "stage": 1, "micro_batch": 1, "optimizer": None},
             "hand one to deepspeed.initialize",
         ),
+        (
+            {
+                "target": "deepspeed",
+                "stage": 1,
+                "micro_batch": 1,
+                "optimizer": None,
+                "offload_optimizer": "cpu",
+            },
+            "hand a DeepSpeedCPUAdam to deepspeed.initialize",
+        ),
         ({"target": "hf", "stage": 1, "optimizer": "SGD"}, "zero_allow_untested_optimizer is set"),
     ],
 )
