@@ -1,0 +1,102 @@
+"""Model states and buffers against live bytes a parameter that were measured with DeepSpeed 0.19.8.
+
+27.3 M parameters on 2 ranks; measured beside them, DeepSpeed's own estimator said 11.0 for every ZeRO-2 row
+and 9.61 for ZeRO-3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ds_configs.errors import DsConfigError
+from ds_configs.memory import Buckets, MemoryJob, estimate
+from ds_configs.memory.rank import rank_part
+from ds_configs.memory.wrappers import StateMemory, state_memory
+from ds_configs.models import ModelShape, find_model
+from ds_configs.parallel import ParallelConfig
+
+PARAMETERS = 27_300_000
+SHAPE = ModelShape.from_parameters(str(PARAMETERS))
+
+
+def states(**job: Any) -> StateMemory:
+    """What the wrapper allocates on one of two ranks."""
+    return state_memory(
+        MemoryJob(SHAPE, ParallelConfig(dp=2), **job), rank_part(SHAPE, 1, 1, 1, 0, False)
+    )  # fmt: skip
+
+
+def per_parameter(*terms: Any) -> float:
+    """Bytes a parameter."""
+    return sum(sum(term.values()) for term in terms) / PARAMETERS
+
+
+@pytest.mark.parametrize(
+    ("dtype", "after_step", "after_backward"), [("bf16", 8.0, 9.0), ("fp32", 10.0, 12.0)]
+)
+def test_zero_2(dtype: str, after_step: float, after_backward: float) -> None:
+    memory = states(stage=2, dtype=dtype)
+    assert per_parameter(memory.resident) == pytest.approx(after_step, abs=0.01)
+    gradients = {"gradients": memory.last["gradients"]}  # the bucket is gone after the backward pass
+    assert per_parameter(memory.resident, gradients) == pytest.approx(after_backward, abs=0.01)
+
+
+@pytest.mark.parametrize(("reduce", "measured"), [(1_000_000, 8.08), (500_000_000, 44.6)])
+def test_zero_3_with_small_and_with_default_buckets(reduce: int, measured: float) -> None:
+    memory = states(stage=3, buckets=Buckets(reduce=reduce, persistence=0))
+    assert per_parameter(memory.resident) == pytest.approx(measured, abs=0.04)
+
+
+def test_offload_moves_states_to_the_host() -> None:
+    on_npu, offloaded = states(stage=2), states(stage=2, offload_optimizer="cpu")
+    moved = on_npu.resident["master weights"] + on_npu.resident["optimizer states"]
+    assert offloaded.host["master weights"] + offloaded.host["optimizer states"] == moved
+    assert "optimizer states" not in offloaded.resident
+
+
+def test_offloaded_parameters_leave_only_what_is_gathered() -> None:
+    memory = states(stage=3, offload_param="cpu", offload_optimizer="cpu")
+    assert "parameters" not in memory.resident
+    assert memory.host["parameters"] == PARAMETERS  # 2 bytes, half of them
+
+
+def test_stage_0_in_16_bits_casts_all_gradients_twice() -> None:
+    """FP16_Optimizer: 2 + 4 + 8 bytes a parameter, then gradients and two fp32 copies of them: 24."""
+    memory = states(stage=0)
+    assert per_parameter(memory.resident, memory.step) == pytest.approx(24.0, abs=0.01)
+
+
+def test_overlap_needs_a_second_bucket() -> None:
+    one, two = (states(stage=2, buckets=Buckets(overlap_comm=flag)) for flag in (False, True))
+    assert two.first["reduce buckets"] == 2 * one.first["reduce buckets"]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_more_ranks_never_need_more(stage: int, dtype: str) -> None:
+    totals = [
+        estimate(MemoryJob(SHAPE, ParallelConfig(dp=dp), stage, dtype)).allocated for dp in (2, 4, 8, 64)
+    ]  # type: ignore[arg-type]
+    assert totals == sorted(totals, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        ({"stage": 5}, "stage is 5"),
+        ({"stage": 2, "parallel": ParallelConfig(pp=2)}, "pipeline takes stage 0 or 1"),
+        ({"stage": 1, "offload_param": "cpu"}, "offload_param needs ZeRO stage 3"),
+        ({"stage": 0, "offload_optimizer": "cpu"}, "offload_optimizer needs ZeRO"),
+        ({"stage": 2, "offload_optimizer": "nvme"}, "nvme needs ZeRO stage 3"),
+        ({"stage": 0, "gradient_dtype": "fp32"}, "refuses the mix"),
+        ({"parallel": ParallelConfig(dp=2, ep=2)}, "has none"),
+        ({"parallel": ParallelConfig(pp=64)}, "cannot fill"),
+        ({"micro_batch": 0}, "micro_batch is 0"),
+        ({"dtype": "int8"}, "choose among fp32, bf16, fp16"),
+    ],
+)
+def test_impossible_jobs_are_refused(job: dict[str, Any], reason: str) -> None:
+    with pytest.raises(DsConfigError, match=reason):
+        MemoryJob(find_model("llama-2-7b"), **job)
