@@ -2,10 +2,10 @@
 
     python benchmarks/memory_accuracy.py [--cases 'stage 2*'] [--json FILE] [--terms]
 
-Every combination of accuracy/cases.json trains a small model with DeepSpeed on 2 to 4 simulated NPUs. Measured is
-`torch.npu.max_memory_allocated` inside one step after two to warm up, on the rank where it is highest; DeepSpeed's own
-estimator, which knows ZeRO stages 2 and 3 only, stands beside. Ends with 1 if the median error exceeds 3 % or the
-worst one 10 %.
+Every combination of accuracy/cases.json trains a small model with DeepSpeed on 2 to 4 simulated NPUs.
+Measured is `torch.npu.max_memory_allocated` inside one step after two to warm up, on the rank where it is
+highest; DeepSpeed's own estimator, which knows ZeRO stages 2 and 3 only, stands beside. Ends with 1 if the
+median error exceeds 3 % or the worst one 10 %.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def run_case(pool: RankPool, case: Case, timeout: float) -> list[dict[str, Any]]
 
 
 def compare(case: Case, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Set the prediction of each pipeline stage beside what its ranks measured; the worst rank is the row's."""
+    """Set the prediction of each pipeline stage beside what its ranks measured; the worst rank is the
+    row's."""
     stages = estimate(case.job()).stages
     rank = max(ranks, key=lambda measured: measured["peak"])
     predicted = max(stage.allocated for stage in stages)
@@ -82,12 +83,18 @@ def print_row(row: dict[str, Any], terms: bool) -> None:
     own = "     –        –" if row["deepspeed"] is None else (
         f"{row['deepspeed'] / MIB:8.1f} {row['deepspeed_error']:+7.1f}%"
     )  # fmt: skip
-    print(
-        f"{row['case']:52s} {row['measured'] / MIB:8.1f} {row['predicted'] / MIB:8.1f} {row['error']:+6.1f}%   {own}",
-        flush=True,
-    )
+    sizes = f"{row['measured'] / MIB:8.1f} {row['predicted'] / MIB:8.1f}"
+    print(f"{row['case']:52s} {sizes} {row['error']:+6.1f}%   {own}", flush=True)
     if terms:
-        print(f"    at {row['moment']}: " + ", ".join(f"{k} {v / MIB:.1f}" for k, v in row["terms"].items()))
+        parts = ", ".join(f"{name} {size / MIB:.1f}" for name, size in row["terms"].items())
+        print(f"    at {row['moment']}: {parts}")
+        for number, rank in enumerate(row["ranks"]):
+            print(
+                f"    rank {number}: peak {rank['peak'] / MIB:.1f}, reserved {rank['reserved'] / MIB:.1f}, ",
+                end="",
+            )
+            print(f"before {rank['before'] / MIB:.1f}, parameters {rank['parameters']:,}, ", end="")
+            print({name: [round(v / MIB, 1) for v in values] for name, values in rank["marks"].items()})
 
 
 def summarise(rows: list[dict[str, Any]]) -> bool:
@@ -97,7 +104,8 @@ def summarise(rows: list[dict[str, Any]]) -> bool:
     median, worst = statistics.median(errors), errors[-1]
     print(f"\n{len(rows)} combinations: median error {median:.1f} %, worst {worst:.1f} %")
     if own:
-        print(f"DeepSpeed's estimator on its {len(own)}: median {statistics.median(own):.1f} %, worst {own[-1]:.1f} %")
+        theirs = f"median {statistics.median(own):.1f} %, worst {own[-1]:.1f} %"
+        print(f"DeepSpeed's estimator on its {len(own)}: {theirs}")
     return median <= MEDIAN_LIMIT and worst <= WORST_LIMIT
 
 
@@ -110,7 +118,8 @@ def main() -> int:
         return 2
     cases = [case for case in load_cases() if fnmatch.fnmatch(case.name, args.cases)]
     environment = dict(rank_environment(), PYTHONPATH=str(ROOT / "benchmarks"))
-    print(f"{'combination (MiB)':52s} {'measured':>8s} {'ds-config':>8s} {'error':>7s}   {'DeepSpeed':>8s} {'error':>8s}")
+    head = f"{'combination (MiB)':52s} {'measured':>8s} {'ds-config':>8s} {'error':>7s}"
+    print(f"{head}   {'DeepSpeed':>8s} {'error':>8s}")
     rows, failed = [], []
     with contextlib.closing(RankPool(environment, IMPORTS)) as pool:
         for case in cases:

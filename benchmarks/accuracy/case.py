@@ -1,4 +1,5 @@
-"""One combination: a small model and a job, as DeepSpeed, transformers and the memory model want them told."""
+"""One combination: a small model and a job, as DeepSpeed, transformers and the memory model want them told.
+One combination: a small model and a job, as DeepSpeed, transformers and the memory model want them told."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from accuracy.case import Case
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.loss.loss_utils import ForCausalLMLoss
@@ -15,6 +14,8 @@ from transformers.models.llama.modeling_llama import (
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
 )
+
+from accuracy.case import Case
 
 
 def hf_config(case: Case) -> Any:

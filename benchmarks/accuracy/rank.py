@@ -1,4 +1,5 @@
-"""What one rank measures: the allocator's peak inside a training step, and what is there between its parts."""
+"""What one rank measures: the allocator's peak inside a training step, and what is there between its parts.
+What one rank measures: the allocator's peak inside a training step, and what is there between its parts."""
 
 from __future__ import annotations
 
@@ -9,16 +10,18 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.accelerator import get_accelerator
+
 from accuracy.case import Case
 from accuracy.models import pipeline_model, plain_model
-from deepspeed.accelerator import get_accelerator
 
 WARM_UP_STEPS = 2
 """The first step makes Adam's moments, the second the trace that ZeRO-3 prefetches by."""
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """Train ``case`` and return the peak of a step after warming up, in bytes, and DeepSpeed's own estimate."""
+    """Train ``case`` and return the peak of a step after warming up, in bytes, and DeepSpeed's own
+    estimate."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory(prefix="memory-accuracy-") as folder:
         engine = _engine(case, folder)
@@ -75,7 +78,8 @@ def _batches(case: Case, device: Any) -> Iterator[tuple[torch.Tensor, torch.Tens
 
 
 def _mark(marks: dict[str, list[int]], name: str) -> None:
-    """Note what is allocated now and the peak since the last mark; the step's peak stays the highest of them."""
+    """Note what is allocated now and the peak since the last mark; the step's peak stays the highest of
+    them."""
     device = get_accelerator()
     device.synchronize()
     marks.setdefault(name, []).append(device.memory_allocated())
