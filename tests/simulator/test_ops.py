@@ -252,6 +252,26 @@ def test_attention_forward_and_backward_agree() -> None:
 
 
 @on_ranks(1, backend=None)
+def test_attention_takes_the_memory_of_the_fused_kernel_that_a_card_runs() -> None:
+    """Not the scores: they would grow with the square of the sequence, here 128 MiB a head and batch."""
+    batch, heads, tokens, size = 1, 4, 4096, 32
+    query, key, value = (
+        torch.randn(batch, heads, tokens, size, device="npu", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    )
+    torch.npu.reset_peak_memory_stats()
+    before = torch.npu.memory_allocated()
+    out = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    assert "NpuFusionAttention" in type(out.grad_fn).__name__
+    mask = 2048 * 2048  # bytes, whatever the length of the sequence
+    softmax = 2 * batch * heads * tokens * 8 * 4  # largest value and sum of each row, eightfold in fp32
+    kept = torch.npu.memory_allocated() - before
+    assert 0 <= kept - (out.nbytes + mask + softmax) <= 4 * 512, "each of the four tensors in whole blocks"
+    out.sum().backward()
+    assert torch.npu.max_memory_allocated() - before < 4 * (out.nbytes + mask + softmax)
+
+
+@on_ranks(1, backend=None)
 def test_devices_are_not_mixed_in_silence() -> None:
     npu = torch.ones(3, device="npu")
     assert (npu * torch.tensor(2.0)).tolist() == [2.0] * 3, "a host scalar is fine"

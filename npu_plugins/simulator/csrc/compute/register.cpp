@@ -32,7 +32,9 @@ const std::unordered_set<std::string>& kept() {
         "aten::empty",        "aten::empty_strided", "aten::empty_like",     "aten::new_empty",
         "aten::new_empty_strided", "aten::resize_",  "aten::resize_as_",     "aten::set_",
         "aten::_local_scalar_dense", "aten::record_stream", "aten::is_pinned", "aten::_pin_memory",
-        "aten::pin_memory",   "aten::_has_compatible_shallow_copy_type", "aten::is_set_to"};
+        "aten::pin_memory",   "aten::_has_compatible_shallow_copy_type", "aten::is_set_to",
+        // Attention in one kernel, whose memory does not grow with the square of the sequence.
+        "aten::scaled_dot_product_attention", "aten::_fused_sdp_choice"};
     return names;
 }
 
