@@ -79,4 +79,5 @@ def _home(schema: Schema, path: Path) -> Path | None:
     near = [home for home in inside if path[:-1] == home[: len(path) - 1] or len(home) == 1]
     if len(near) == 1:
         return near[0]
-    return inside[0] if len(inside) == 1 else None
+    telling = "_" in path[-1]  # "names" or "enabled" may be anybody's
+    return inside[0] if len(inside) == 1 and telling else None

@@ -154,6 +154,12 @@ def _unknown(context: Context, above: Path, paths: list[Path]) -> Iterator[Findi
             strange.append(path)  # DeepSpeed's models drop every "auto" before they look at the name
             continue
         guess = meant(context, path)
+        if (
+            guess is not None
+            and guess.path[:-1] != path[:-1]
+            and not _fits(context, guess.path, context.get(path))
+        ):
+            guess = None  # the same word for something else
         if guess is not None and (guess.sure or strict):
             yield _guessed(context, path, guess, strict)
         elif strict:
