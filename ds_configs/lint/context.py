@@ -53,6 +53,14 @@ class Context:
         """The whole configuration."""
         return self.root.value
 
+    @cached_property
+    def refused(self) -> dict[Path, list[str]]:
+        """What DeepSpeed's parser refuses key by key, and why."""
+        found: dict[Path, list[str]] = {}
+        for refusal in self.schema.refusals(self.value):
+            found.setdefault(refusal.path, []).append(refusal.reason)
+        return found
+
     def since(self, version: str) -> bool:
         """Whether the DeepSpeed version in question is ``version``, such as "0.19", or later."""
         found, asked = (tuple(map(int, text.split("."))) for text in (self.schema.version, version))

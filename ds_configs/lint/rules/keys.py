@@ -12,6 +12,7 @@ from ds_configs.lint.words import Guess, meant
 from ds_configs.schema import Key
 
 SHOWN = 6
+BESIDE = "stands beside "  # how the schema says that a setting is given under two names
 OFF: tuple[Any, ...] = (False, None, 0, "", {}, [])
 
 
@@ -65,7 +66,7 @@ def _known(context: Context, path: Path, key: Key, node: Node) -> Iterator[Findi
         edits = context.delete(path)
         yield context.finding("DSC409", path, "bfloat16 is ignored beside bf16", "delete it", edits=edits)
         return
-    partner = _other_name(context, path, key)
+    partner = _other_name(context, path)
     if partner:
         same = node.value.get(path[-1]) == node.value.get(partner)
         mend = f"keep {partner} and delete {path[-1]}" + (
@@ -97,25 +98,12 @@ def _is_off(value: Any) -> bool:
     return value in OFF or (isinstance(value, dict) and value.get("enabled") in (False, 0))
 
 
-def _other_name(context: Context, path: Path, key: Key) -> str:
-    """Return the other name of this setting that the same object holds, "" if none does.
-
-    Reported once, at the deprecated or lesser name.
-    """
-    target = key.alias_of or key.new_path
-    if target is None:
-        return ""
-    beside = context.block(path[:-1]) if len(path) > 1 else context.value
-    target = target if len(target) > 1 else (*path[:-1], *target)
-    dropped = context.schema.is_strict(path[:-1])
-    for name in (target[-1], *_aliases(context, path, target)):
-        if name != path[-1] and name in beside and not (dropped and AUTO in (beside[name], beside[path[-1]])):
-            return name
+def _other_name(context: Context, path: Path) -> str:
+    """Return the other name of this setting that stands beside it and is refused with it, "" if none is."""
+    for reason in context.refused.get(path, []):
+        if reason.startswith(BESIDE):
+            return reason.removeprefix(BESIDE).partition(",")[0]
     return ""
-
-
-def _aliases(context: Context, path: Path, target: Path) -> list[str]:
-    return [name for name, other in context.schema.children(path[:-1]).items() if other.alias_of == target]
 
 
 def _deprecated(context: Context, path: Path, key: Key) -> Iterator[Finding]:
@@ -147,12 +135,9 @@ def _current_name(context: Context, path: Path) -> str:
 
 
 def _unknown(context: Context, above: Path, paths: list[Path]) -> Iterator[Finding]:
-    strict = context.schema.is_strict(above)
     strange = []
     for path in paths:
-        if strict and context.get(path) == AUTO:
-            strange.append(path)  # DeepSpeed's models drop every "auto" before they look at the name
-            continue
+        strict = path in context.refused  # not an "auto", which DeepSpeed's models drop before they look
         guess = meant(context, path)
         if (
             guess is not None

@@ -12,6 +12,7 @@ from ds_configs.documents.scan import PLACEHOLDER
 from ds_configs.lint.context import FALSE_WORDS, TRUE_WORDS, Context, Path, is_finite
 from ds_configs.lint.finding import DEEPSPEED, Finding
 from ds_configs.lint.rules.filled import AUTO, filled
+from ds_configs.lint.rules.keys import BESIDE
 from ds_configs.schema import Key
 
 NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
@@ -19,13 +20,12 @@ NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
 
 def check(context: Context) -> Iterator[Finding]:
     """Yield what is wrong with values: what the parser refuses, then what it lets through."""
-    refused = set()
-    for refusal in context.schema.refusals(context.value):
-        key = context.schema.key(refusal.path)
-        refused.add(refusal.path)
-        if key is None or key.removed or refusal.reason.startswith("stands beside"):
-            continue  # rules/keys.py
-        yield _refused(context, refusal.path, key, refusal.reason)
+    refused = context.refused
+    for path, reasons in refused.items():
+        key = context.schema.key(path)
+        for reason in reasons:
+            if key is not None and not key.removed and not reason.startswith(BESIDE):  # those: rules/keys.py
+                yield _refused(context, path, key, reason)
     for path, member in context.root.walk():
         key = context.schema.key(path, _kind(context, path))
         below = any(path[: len(bad)] == bad for bad in refused)
