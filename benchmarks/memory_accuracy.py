@@ -44,12 +44,17 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run_case(pool: RankPool, case: Case, timeout: float) -> list[dict[str, Any]]:
-    """Return what each rank of ``case`` measured."""
+def on_rank(fields: dict[str, Any]) -> dict[str, Any]:
+    """Runs on a rank, which has torch and DeepSpeed; this process does without them."""
     from accuracy.rank import measure_case
 
+    return measure_case(fields)
+
+
+def run_case(pool: RankPool, case: Case, timeout: float) -> list[dict[str, Any]]:
+    """Return what each rank of ``case`` measured."""
     with pool.world(case.ranks, "hccl") as world:
-        return world.run(measure_case, asdict(case), timeout=timeout)
+        return world.run(on_rank, asdict(case), timeout=timeout)
 
 
 def compare(case: Case, ranks: list[dict[str, Any]]) -> dict[str, Any]:

@@ -17,6 +17,11 @@ from ds_configs.models import ModelShape
 FP32 = 4
 MASK = 1
 """Bytes of an element of a dropout mask."""
+FLASH_ROW = 2 * 8 * FP32
+"""npu_fusion_attention keeps the maximum and the sum of each row of each head, eight times each, in fp32."""
+CAUSAL_MASK = 2048 * 2048
+"""torch_npu's scaled_dot_product_attention makes a mask of 2048 × 2048 booleans at each causal call and
+keeps it."""
 # Tensors of the MLP's inner width kept for each activation, without and with the product that follows it:
 # what transformers' Python code of that name saves. "gelu_new" is written out in elementary operators.
 UNFUSED_INNER = {"gelu_new": 5, "relu": 1}
@@ -49,8 +54,10 @@ def layer_bytes(job: MemoryJob, moe: bool, recomputation: str | None = None) -> 
     if recomputation == "full":  # the layer's input alone
         return round(tokens * job.element * job.shape.hidden / sequence_split)
     widths = _layer_widths(job, moe)
+    mask = CAUSAL_MASK if job.attention == "flash" and job.kernels == "transformers" else 0
     quadratic = 0.0 if recomputation == "selective" else widths.quadratic
-    return round(tokens * (widths.replicated / sequence_split + (widths.split + quadratic) / tp))
+    divided = widths.replicated / sequence_split + (widths.split + quadratic) / tp
+    return round(tokens * divided) + mask
 
 
 def backward_bytes(job: MemoryJob, moe: bool) -> int:
@@ -93,7 +100,7 @@ def _megatron_attention(job: MemoryJob) -> Widths:
         if shape.attention_dropout:
             quadratic += (e + MASK) * shape.heads * job.sequence
     else:
-        split += FP32 * shape.heads  # the logarithm of each row's sum
+        split += FLASH_ROW * shape.heads
     return Widths(replicated, split, quadratic)
 
 
@@ -131,7 +138,8 @@ def _transformers_attention(job: MemoryJob) -> Widths:
     if shape.fused_qkv and job.attention == "flash":
         split += e * (queries + keys)  # the values are a view of all three
     if job.attention == "flash":
-        split += e * (keys + values) + FP32 * shape.heads
+        # The kernel's output is (batch, head, token, …); the output layer's input is a copy in another order.
+        split += e * (keys + values + out) + FLASH_ROW * shape.heads
     else:
         groups = shape.heads // shape.kv_heads if shape.mla is None else 1
         split += e * (keys + values) * groups  # repeat_kv copies them for every query head
