@@ -8,7 +8,7 @@ from accelerate 1.15 (``DeepSpeedPlugin``: ``__post_init__``, ``set_mixed_precis
 from __future__ import annotations
 
 from ds_configs.errors import DsConfigError
-from ds_configs.resolve.document import Document
+from ds_configs.resolve.document import Document, Filler
 from ds_configs.resolve.run import TrainingRun
 from ds_configs.resolve.width import Width
 
@@ -120,9 +120,10 @@ def finalize(document: Document, run: TrainingRun, width: Width | None) -> None:
             (PREFETCH, int(0.9 * hidden * hidden), "0.9 hidden²"),
             (PERSISTENCE, 10 * hidden, "10 hidden"),
         ):
-            # Below stage 3 HF leaves both to accelerate, which fills them at any stage.
+            # Below stage 3 HF leaves both to accelerate, which fills them where it finds the width.
+            filler: Filler = "HF" if stage3 else "accelerate" if width.plain else "nobody: ds-config"
             if document.is_auto(key):
-                document.fill(key, value, "HF" if stage3 else "accelerate", f"{formula} ({width.source})")
+                document.fill(key, value, filler, f"{formula} ({width.source})")
     _scheduler(document, run)
     if document.mismatches:
         raise DsConfigError(

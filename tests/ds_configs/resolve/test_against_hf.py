@@ -166,6 +166,18 @@ def test_the_record_names_each_auto_once_and_who_fills_it(oracle: Oracle) -> Non
     assert "zero_optimization.allgather_bucket_size` not found in kwargs" in said
 
 
+def test_accelerate_does_not_look_for_the_width_where_hf_does() -> None:
+    """Below stage 3 two bucket sizes are accelerate's, which does not know text_config."""
+    config = generate(ConfigRequest("hf", 2))
+    config["zero_optimization"]["stage3_prefetch_bucket_size"] = "auto"
+    fills = resolve(
+        config, TrainingRun(2), width_of_config({"text_config": {"hidden_size": 64}}, "a model")
+    ).fills
+    by = {fill.key.rpartition(".")[2]: fill.filler for fill in fills}
+    assert by["reduce_bucket_size"] == "HF"
+    assert by["stage3_prefetch_bucket_size"] == "nobody: ds-config"
+
+
 EVERYWHERE: dict[str, Any] = generate(
     ConfigRequest(
         "hf",
