@@ -24,7 +24,10 @@ NEEDS: tuple[tuple[str, str], ...] = (
     (r"cannot import name '(\w+)' from '(torch[\w.]*)'", "another PyTorch release ({1}.{0})"),
     (r"(DeviceMesh).__init__\(\) got an unexpected keyword argument", "another PyTorch release ({})"),
     (r"'(DeviceMesh)' object has no attribute '(\w+)'", "another PyTorch release ({0}.{1})"),
-    (r"(foreach_all_gather)\(\) takes \d+ positional arguments but", "another PyTorch release ({})"),
+    (
+        r"(foreach_all_gather|foreach_reduce)\(\) (?:takes|missing|got an unexpected)",
+        "another PyTorch release ({})",
+    ),
     (r"No module named '(torchvision|onnx\w*|triton\w*|torchair|etcd|dvm)\b", "package {}"),
 )
 COMPILED = tuple((re.compile(pattern), need) for pattern, need in NEEDS)
