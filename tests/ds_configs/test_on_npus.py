@@ -82,6 +82,7 @@ def train_pipeline(config: dict[str, Any]) -> dict[str, Any]:
     from deepspeed.pipe import PipelineModule
     from torch import nn
 
+    deepspeed.init_distributed()
     torch.manual_seed(0)
 
     def loss_of(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
