@@ -6,8 +6,8 @@ CHECKOUT is a clone of torch_npu's public repository at the tag that fits the in
 copied to a scratch folder, where the tests may write; they run in its folder test/, so that the sources
 beside it do not hide the wheel. Every file runs in a process and session of its own; outcomes are kept
 in a state file, so a second call goes on where the first was ended.
-Besides the project, the tests want: pip install pytest expecttest parameterized beartype ml-dtypes pillow python-etcd;
-and the etcd server (Debian: etcd-server).
+Besides the project, the tests want the etcd server (Debian: etcd-server) and
+pip install pytest expecttest parameterized beartype ml-dtypes pillow python-etcd.
 """
 
 from __future__ import annotations
