@@ -1,6 +1,6 @@
 """How well `ds-config memory` foretells the peak of torch_npu's allocator, on simulated NPUs.
 
-    python benchmarks/memory_accuracy.py [--cases 'stage 2*'] [--json FILE] [--terms]
+    python benchmarks/memory_accuracy.py [--cases 'stage 2*'] [--json FILE] [--measured FILE] [--terms]
 
 Every combination of accuracy/cases.json trains a small model with DeepSpeed on 2 to 4 simulated NPUs.
 Measured is `torch.npu.max_memory_allocated` inside one step after two to warm up, on the rank where it is
@@ -40,6 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cases", default="*", metavar="GLOB", help="run only the cases of this name")
     parser.add_argument("--timeout", type=float, default=180, metavar="S", help="seconds a case may take")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to this file")
+    parser.add_argument("--measured", type=Path, metavar="FILE", help="predict anew what --json has kept")
     parser.add_argument("--terms", action="store_true", help="print each prediction's terms")
     return parser.parse_args()
 
@@ -126,6 +127,12 @@ def main() -> int:
     head = f"{'combination (MiB)':52s} {'measured':>8s} {'ds-config':>8s} {'error':>7s}"
     print(f"{head}   {'DeepSpeed':>8s} {'error':>8s}")
     rows, failed = [], []
+    if args.measured:
+        kept = {row["case"]: row["ranks"] for row in json.loads(args.measured.read_text(encoding="utf-8"))}
+        rows = [compare(case, kept[case.name]) for case in cases if case.name in kept]
+        for row in rows:
+            print_row(row, args.terms)
+        return 0 if rows and summarise(rows) else 1
     with contextlib.closing(RankPool(environment, IMPORTS)) as pool:
         for case in cases:
             try:

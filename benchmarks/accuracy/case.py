@@ -24,7 +24,7 @@ class Case:
 
     name: str
     family: str = "llama"
-    layers: int = 8
+    layers: int = 4
     hidden: int = 320
     ffn: int = 864
     heads: int = 5

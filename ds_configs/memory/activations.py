@@ -15,6 +15,7 @@ from ds_configs.memory.job import MemoryJob
 from ds_configs.models import ModelShape
 
 FP32 = 4
+MIB = 1 << 20
 MASK = 1
 """Bytes of an element of a dropout mask."""
 FLASH_ROW = 2 * 8 * FP32
@@ -54,10 +55,24 @@ def layer_bytes(job: MemoryJob, moe: bool, recomputation: str | None = None) -> 
     if recomputation == "full":  # the layer's input alone
         return round(tokens * job.element * job.shape.hidden / sequence_split)
     widths = _layer_widths(job, moe)
-    mask = CAUSAL_MASK if job.attention == "flash" and job.kernels == "transformers" else 0
+    mask = _mask_bytes(job) if job.attention == "flash" and job.kernels == "transformers" else 0
     quadratic = 0.0 if recomputation == "selective" else widths.quadratic
     divided = widths.replicated / sequence_split + (widths.split + quadratic) / tp
     return round(tokens * divided) + mask
+
+
+def _mask_bytes(job: MemoryJob) -> int:
+    """Return what a causal call's mask takes: itself, and what the hole of its scratch copy wastes.
+
+    The mask is cut from a matrix of ones of the same size. The allocator fills the hole that this leaves
+    with the next tensors of 1 MiB and more; a rest below 1 MiB it does not split off, and counts as
+    allocated.
+    """
+    shape, tokens = job.shape, job.micro_batch * job.sequence
+    sizes = (tokens * job.element * shape.hidden, tokens * job.element * shape.ffn // job.parallel.tp)
+    tensor = next((size for size in sizes if size >= MIB), CAUSAL_MASK + 1)
+    rest = CAUSAL_MASK % tensor
+    return CAUSAL_MASK + (rest if tensor <= CAUSAL_MASK and rest < MIB else 0)
 
 
 def backward_bytes(job: MemoryJob, moe: bool) -> int:
