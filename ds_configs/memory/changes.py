@@ -30,6 +30,11 @@ class Change:
     """Its price in per cent of the step's time, as far as one number can say it: the search adds these up."""
     job: MemoryJob
 
+    @property
+    def kind(self) -> str:
+        """What is changed, whatever to: "tp 2" and "tp 4" are of one kind."""
+        return self.what.rstrip("0123456789").split(",")[0].rstrip(" 0123456789")
+
 
 @dataclass(frozen=True)
 class Way:
@@ -42,6 +47,11 @@ class Way:
     def cost(self) -> float:
         """Sum of the changes' costs."""
         return sum(change.cost for change in self.changes)
+
+    @property
+    def settled(self) -> tuple[Change, ...]:
+        """The last change of each kind: where tp went to 2 and on to 4, only that it is 4."""
+        return tuple({change.kind: change for change in self.changes}.values())
 
 
 def cheapest_ways(job: MemoryJob, capacity: int, wanted: int = 3) -> list[Way]:
@@ -73,7 +83,7 @@ def cheapest_ways(job: MemoryJob, capacity: int, wanted: int = 3) -> list[Way]:
 
 
 def _includes(path: tuple[Change, ...], smaller: tuple[Change, ...]) -> bool:
-    return {change.what for change in smaller} <= {change.what for change in path}
+    return {change.kind for change in smaller} <= {change.kind for change in path}
 
 
 def single_changes(job: MemoryJob) -> Iterator[Change]:

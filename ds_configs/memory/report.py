@@ -81,8 +81,8 @@ def sentences(
     lines.append(f"It does not fit {gib(capacity)}: {gib(estimate.total - capacity)} too much.")
     for number, way in enumerate(ways):
         label = "Cheapest change that makes it fit" if number == 0 else "Or"
-        what = " and ".join(change.what for change in way.changes)
-        price = "; ".join(f"{change.what}: {change.price}" for change in way.changes)
+        what = " and ".join(change.what for change in way.settled)
+        price = "; ".join(f"{change.what}: {change.price}" for change in way.settled)
         total = estimate_total(way)
         lines.append(f"{label}: {what} → {gib(total)}. Cost: {price}.")
     if not ways:
@@ -126,7 +126,7 @@ def as_json(
         ],
         "ways_to_fit": [
             {
-                "changes": [{"what": change.what, "price": change.price} for change in way.changes],
+                "changes": [{"what": change.what, "price": change.price} for change in way.settled],
                 "total_bytes": estimate_total(way),
             }
             for way in ways

@@ -62,7 +62,7 @@ def test_no_cheaper_pair_was_missed() -> None:
 
 def test_proposals_do_not_contain_one_another() -> None:
     job = MemoryJob(find_model("llama-3-8b"), ParallelConfig(dp=8), 2, micro_batch=8, sequence=4096)
-    ways = [{change.what for change in way.changes} for way in cheapest_ways(job, 60 * GIB, wanted=5)]
+    ways = [{change.kind for change in way.settled} for way in cheapest_ways(job, 60 * GIB, wanted=5)]
     assert len(ways) > 1
     assert not any(one <= other or other <= one for one, other in combinations(ways, 2))
 
