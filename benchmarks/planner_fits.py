@@ -1,43 +1,45 @@
 """Whether what the planner proposes fits when it is run, on simulated NPUs with little memory.
 
 The planner is asked about a small model on 2 and 4 NPUs. Every strategy that runs today is then trained for
-three steps on simulated NPUs that have just the memory at which the planner still says that it fits: ZeRO and
-AutoTP by the launch command that it prints, with this repository's train.py, pipelines by
-``planner_pipeline.py``. As a control the strategy that needs most is run with so little
+three steps, with the configuration that the planner writes, on simulated NPUs that have just the memory at
+which the planner still says that it fits. As a control the strategy that needs most is run with so little
 memory that the planner rejects it by far, and must run out of it.
 
-Run as ``python benchmarks/planner_fits.py`` on an otherwise idle machine; it takes about a minute a run.
-``--list`` only prints what would be run.
+    python benchmarks/planner_fits.py [--list] [--model NAME] [--scenario N …]
+
+Ends with 1 if a proposal runs out of memory or fails otherwise, or if a control does not run out.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import math
-import os
-import shlex
-import subprocess
 import sys
-import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from ds_configs.generate import to_text
-from ds_configs.hardware import load_hardware
-from ds_configs.models import find_model
-from ds_configs.plan import Candidate, PlanRequest, ds_config, launch_command, plan
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
-ROOT = Path(__file__).parents[1]
-MODEL = "llama-100m"
+from accuracy.case import Case  # noqa: E402
+
+from ds_configs.hardware import load_hardware  # noqa: E402
+from ds_configs.models import find_model  # noqa: E402
+from ds_configs.plan import Candidate, PlanRequest, ds_config, plan  # noqa: E402
+from ds_configs.resolve import TrainingRun, resolve  # noqa: E402
+from tests.harness import HarnessError, RankFailure, RankPool  # noqa: E402
+from tests.harness.npu import rank_environment, why_no_npu  # noqa: E402
+
 STEPS = 3
 MIB = 2**20
 HCCL_BUFFER_MIB = 1
 CONTROL_EXCESS = 0.3
 """Part of its prediction that the control lacks: more than any error of the memory model."""
 OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError")
-RUN_SECONDS = 900
+IMPORTS = ("torch", "torch.distributed", "torch._dynamo", "transformers", "deepspeed", "accuracy.models")
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,12 @@ class Scenario:
     seq: int
     batch: int
 
-    def request(self, memory: float = 64 * 2**30) -> PlanRequest:
+    def request(self, model: str, memory: float = 64 * 2**30) -> PlanRequest:
         """Return the question for cards with ``memory`` bytes."""
         card = load_hardware("ascend-910b2").with_figures(hbm_bytes=memory)
         buffer = HCCL_BUFFER_MIB * MIB
         return PlanRequest(
-            find_model(MODEL), self.npus, card, self.seq, self.batch, hccl_buffer=buffer, today_only=True
+            find_model(model), self.npus, card, self.seq, self.batch, hccl_buffer=buffer, today_only=True
         )
 
 
@@ -64,7 +66,7 @@ SCENARIOS = (Scenario(2, 128, 4), Scenario(2, 1024, 4), Scenario(4, 128, 8))
 class Run:
     """One strategy to train, on cards with ``memory_mib``."""
 
-    scenario: Scenario
+    request: PlanRequest
     candidate: Candidate
     predicted: int
     """Bytes."""
@@ -73,113 +75,153 @@ class Run:
     """What the planner says at that memory."""
 
 
-def runs(scenario: Scenario) -> list[Run]:
+def runs(scenario: Scenario, model: str) -> list[Run]:
     """Return each strategy at the least memory at which the planner takes it, and one control."""
     chosen = []
-    for proposal in plan(scenario.request()).proposals:
+    request = scenario.request(model)
+    for proposal in plan(request).proposals:
         needed = proposal.memory.total
-        memory = math.ceil(needed / (1 - scenario.request().margin) / MIB)
-        again = plan(scenario.request(memory * MIB)).proposals
+        memory = math.ceil(needed / (1 - request.margin) / MIB)
+        again = plan(scenario.request(model, memory * MIB)).proposals
         same = next(each for each in again if each.family == proposal.family)
-        chosen.append(Run(scenario, same.candidate, same.memory.total, memory, True))
-    most = max(chosen, key=lambda run: run.predicted)
-    memory = int(most.predicted * (1 - CONTROL_EXCESS) / MIB)
-    tight = scenario.request(memory * MIB)
-    assert all(each.family != most.candidate.family for each in plan(tight).proposals)
-    return [*chosen, Run(scenario, most.candidate, most.predicted, memory, False)]
+        chosen.append(Run(request, same.candidate, same.memory.total, memory, True))
+    for most in sorted(chosen, key=lambda run: -run.predicted):
+        memory = int(most.predicted * (1 - CONTROL_EXCESS) / MIB)
+        tight = plan(scenario.request(model, memory * MIB)).proposals
+        # With another micro-batch the strategy might do with so little: then it is no control.
+        if all(each.family != most.candidate.family for each in tight):
+            return [*chosen, Run(request, most.candidate, most.predicted, memory, False)]
+    return chosen
 
 
-def command(run: Run, folder: Path) -> list[str]:
-    """Write the run's configuration into ``folder`` and return the words that start it."""
-    request, candidate = run.scenario.request(), run.candidate
-    config_file = folder / "ds_config.json"
-    config, _ = ds_config(request, candidate)
-    if candidate.job.parallel.pp > 1:
-        config["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-4}}  # the program's part of the bargain
-    config_file.write_text(to_text(config), encoding="utf-8")
-    if candidate.job.parallel.pp > 1:
-        program = str(ROOT / "benchmarks" / "planner_pipeline.py")
-        words = shlex.split(launch_command(request, candidate, program, str(config_file)))
-        job = candidate.job
-        sizes = {
-            "model": MODEL,
-            "stages": job.parallel.pp,
-            "sequence": job.seq,
-            "recompute": job.recomputation == "full",
-            "steps": STEPS,
-        }
-        return [*words, "--job", json.dumps(sizes)]
-    program = str(ROOT / "hf_integration" / "train.py")
-    words = shlex.split(launch_command(request, candidate, program, str(config_file)))
-    extra = f"--config_name {MODEL} --block_size {run.scenario.seq} --max_steps {STEPS} --do_eval false"
-    return [
-        *words,
-        *extra.split(),
-        "--sample_tokens",
-        "0",
-        "--output_dir",
-        str(folder / "out"),
-        "--report_to",
-        "none",
-    ]
+def case_of(run: Run) -> Case:
+    """Return the model that ``benchmarks/accuracy`` builds for the run."""
+    shape, job = run.request.shape, run.candidate.job
+    return Case(
+        shape.name,
+        layers=shape.layers,
+        hidden=shape.hidden,
+        ffn=shape.ffn,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        vocab=shape.vocab,
+        tp=job.parallel.tp,
+        pp=job.parallel.pp,
+        dp=job.parallel.dp,
+        micro_batch=job.micro_batch,
+        sequence=job.seq,
+        accumulation=job.micro_batches,
+        recomputation=job.recomputation,
+    )
 
 
-def train(run: Run) -> tuple[str, float]:
-    """Run it; return ``ran``, ``out of memory`` or the last line of what it said, and its seconds."""
-    environment = {
-        **os.environ,
-        "NPU_SIM": str(run.scenario.npus),
-        "NPU_SIM_HBM": f"{run.memory_mib}MiB",
-        "HCCL_BUFFSIZE": str(HCCL_BUFFER_MIB),
-        "OMP_NUM_THREADS": "1",
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }
-    started = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="planner-fits-") as folder:
-        done = subprocess.run(
-            command(run, Path(folder)),
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=RUN_SECONDS,
-            check=False,
-        )
-    seconds = time.perf_counter() - started
-    said = done.stdout + done.stderr
-    if done.returncode == 0:
-        return "ran", seconds
-    if any(words in said for words in OUT_OF_MEMORY):
-        return "out of memory", seconds
-    return (said.strip().splitlines() or [f"status {done.returncode}"])[-1], seconds
+def configuration(run: Run) -> dict[str, Any]:
+    """Return the planner's configuration, its "auto" filled as HF's Trainer fills it."""
+    config, _ = ds_config(run.request, run.candidate)
+    job = run.candidate.job
+    if job.parallel.pp > 1:
+        return {**config, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}  # the program's to bring
+    flags = TrainingRun(
+        run.request.npus,
+        bf16=True,
+        per_device_train_batch_size=job.micro_batch,
+        gradient_accumulation_steps=job.micro_batches,
+    )
+    return resolve(config, flags).config
+
+
+def on_rank(fields: dict[str, Any], config: dict[str, Any]) -> int:
+    """Train on one rank, which has torch and DeepSpeed; return the most bytes that its allocator held."""
+    import deepspeed
+    import torch
+    from accuracy.models import pipeline_model, plain_model
+    from deepspeed.accelerator import get_accelerator
+
+    case = Case(**fields)
+    deepspeed.init_distributed()
+    torch.manual_seed(0)
+    model = pipeline_model(case) if case.pp > 1 else plain_model(case)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=parameters, config=config)
+    ids = torch.randint(0, case.vocab, (case.micro_batch, case.sequence)).to(engine.device)
+    for _ in range(STEPS):
+        if case.pp > 1:
+            engine.train_batch(iter([(ids, ids)] * case.accumulation))
+            continue
+        for _ in range(case.accumulation):
+            loss = engine(input_ids=ids, labels=ids, use_cache=False).loss
+            engine.backward(loss)
+            engine.step()
+    get_accelerator().synchronize()
+    return get_accelerator().max_memory_reserved()
+
+
+def train(run: Run, timeout: float) -> tuple[str, int]:
+    """Train ``run``; return ``ran``, ``out of memory`` or what failed, and the peak in bytes where it ran.
+
+    Each run has ranks of its own from the start: the simulated machine's memory is settled when torch_npu is
+    imported.
+    """
+    environment = dict(
+        rank_environment(),
+        PYTHONPATH=str(ROOT / "benchmarks"),
+        NPU_SIM_HBM=f"{run.memory_mib}MiB",
+        HCCL_BUFFSIZE=str(HCCL_BUFFER_MIB),
+    )
+    arguments = asdict(case_of(run)), configuration(run)
+    try:
+        with (
+            contextlib.closing(RankPool(environment, IMPORTS)) as pool,
+            pool.world(run.request.npus, "hccl") as world,
+        ):
+            return "ran", max(world.run(on_rank, *arguments, timeout=timeout))
+    except (RankFailure, HarnessError) as error:
+        said = str(error)
+        if any(words in said for words in OUT_OF_MEMORY):
+            return "out of memory", 0
+        return said.strip().splitlines()[-1], 0
+
+
+def describe(run: Run) -> str:
+    """Return the run in one line."""
+    job = run.candidate.job
+    verdict = "fits" if run.fits else "does not fit"
+    steps = f"{job.micro_batch} x {job.micro_batches}, {job.recomputation:<4} recomputed"
+    return (
+        f"{run.request.npus} NPUs  seq {job.seq:<5}{run.memory_mib:>5} {run.predicted // MIB:>5}  "
+        f"{verdict:<13}{run.candidate.family:<28}{steps}"
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
     """Train every strategy; return 0 if all that should fit did and no control did."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--list", action="store_true", help="print what would be run")
+    numbers = range(1, len(SCENARIOS) + 1)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser.add_argument("--list", action="store_true", help="only print what would be run")
+    parser.add_argument("--model", default="llama-100m", metavar="NAME", help="default: %(default)s")
+    parser.add_argument("--scenario", type=int, choices=numbers, nargs="*", help="default: all")
+    parser.add_argument("--timeout", type=float, default=600, metavar="S", help="seconds a run may take")
     args = parser.parse_args(argv)
-    wrong = total = controls = 0
-    print(f"{MODEL}; memory in MiB an NPU: what there is, what is predicted")
-    for scenario in SCENARIOS:
-        for run in runs(scenario):
-            job = run.candidate.job
-            line = (
-                f"{scenario.npus} NPUs  seq {job.seq:<5}{run.memory_mib:>5} {run.predicted // MIB:>5}  "
-                f"{'fits' if run.fits else 'does not fit':<14}{run.candidate.family:<28}"
-                f"{job.micro_batch} x {job.micro_batches}, {job.recomputation:<4} recomputed"
-            )
-            if args.list:
-                print(line)
-                continue
-            outcome, seconds = train(run)
-            right = outcome == ("ran" if run.fits else "out of memory")
-            wrong, total, controls = wrong + (not right), total + run.fits, controls + (not run.fits)
-            print(f"{line}: {outcome} ({seconds:.0f} s){'' if right else '  <-- WRONG'}", flush=True)
-    if not args.list:
-        print(f"{total} proposals and {controls} controls: {wrong} wrong (goal 0)")
+    print(f"{args.model}; MiB an NPU: what there is, what is predicted")
+    chosen = [run for number in args.scenario or numbers for run in runs(SCENARIOS[number - 1], args.model)]
+    if args.list:
+        print("\n".join(describe(run) for run in chosen))
+        return 0
+    reason = why_no_npu()
+    if reason:
+        parser.error(reason)
+    wrong = 0
+    for run in chosen:
+        started = time.perf_counter()
+        outcome, peak = train(run, args.timeout)
+        right = outcome == ("ran" if run.fits else "out of memory")
+        wrong += not right
+        held = f", {peak // MIB} MiB held" if peak else ""
+        took = f"({time.perf_counter() - started:.0f} s){'' if right else '  <-- WRONG'}"
+        print(f"{describe(run)}: {outcome}{held} {took}", flush=True)
+    fitting = sum(run.fits for run in chosen)
+    print(f"{fitting} proposals and {len(chosen) - fitting} controls: {wrong} wrong (goal 0)")
     return 1 if wrong else 0
 
 
