@@ -22,7 +22,10 @@ POLL_SECONDS = 0.3
 # Memory of a simulated NPU: tests that run out of it on purpose fill what they get, at the cost of the host.
 HBM = "4GiB"
 # Tests that are not started on a machine with less host memory (GiB): they would take it from everybody else.
-MEMORY_NEEDED = {"npu/test_ipc_event.py::Test_ipc_event::test_d2d_copy3": 40}
+MEMORY_NEEDED = {
+    "npu/test_ipc_event.py::Test_ipc_event::test_d2d_copy3": 40,
+    "npu/test_fault_mode.py::TestMode::test_aclrtSetDevice": 40,  # 100 processes that import torch_npu
+}
 
 
 @dataclass(frozen=True)
