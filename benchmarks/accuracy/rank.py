@@ -23,6 +23,7 @@ def measure(case: Case) -> dict[str, Any]:
     """Train ``case`` and return the peak of a step after warming up, in bytes, and DeepSpeed's own
     estimate."""
     torch.manual_seed(0)
+    deepspeed.init_distributed("hccl")  # a PipelineModule asks for it before there is an engine
     with tempfile.TemporaryDirectory(prefix="memory-accuracy-") as folder:
         engine = _engine(case, folder)
         for _ in range(WARM_UP_STEPS):

@@ -71,15 +71,17 @@ def tensor_share(tensor: Tensor, tp: int, ep: int, vocab_split: bool) -> int:
 def rank_part(shape: ModelShape, tp: int, ep: int, pp: int, stage: int, vocab_split: bool) -> RankPart:
     """Return what a rank of pipeline stage ``stage`` holds.
 
-    A tied output layer is held by the last stage too, as a copy (DeepSpeed's TiedLayerSpec).
+    A tied output layer is held by the last stage too, as a copy (DeepSpeed's TiedLayerSpec). An untied one
+    is always divided over tp (AutoTP makes it column parallel in training), the embedding if
+    ``vocab_split`` says so.
     """
     layers = layers_of_stage(shape.layers, pp, stage)
     first, last = stage == 0, stage == pp - 1
     counts: dict[tuple[int, bool], int] = {}
 
-    def add(tensors: list[Tensor], times: int) -> None:
+    def add(tensors: list[Tensor], times: int, split: bool = vocab_split) -> None:
         for tensor in tensors:
-            key = (tensor_share(tensor, tp, ep, vocab_split), tensor.split == "expert")
+            key = (tensor_share(tensor, tp, ep, split), tensor.split == "expert")
             counts[key] = counts.get(key, 0) + times
 
     if first:
@@ -89,9 +91,9 @@ def rank_part(shape: ModelShape, tp: int, ep: int, pp: int, stage: int, vocab_sp
         if times:
             add(layer_tensors(shape, moe), times)
     if last:
-        add(head_tensors(shape), 1)
+        add(head_tensors(shape), 1, split=True)
         if shape.tied_embeddings and not first:
             add(embedding_tensors(shape)[:1], 1)
     runs = tuple((numel, times, expert) for (numel, expert), times in sorted(counts.items()))
-    table = tensor_share(embedding_tensors(shape)[0], tp, ep, vocab_split)
+    table = tensor_share(embedding_tensors(shape)[0], tp, ep, vocab_split or not shape.tied_embeddings)
     return RankPart(layers, first, last, runs, table if last else 0)
