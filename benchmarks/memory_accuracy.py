@@ -37,7 +37,13 @@ IMPORTS = ("torch", "torch.distributed", "torch._dynamo", "transformers", "deeps
 def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", default="*", metavar="GLOB", help="run only the cases of this name")
+    parser.add_argument(
+        "--cases",
+        nargs="+",
+        default=["*"],
+        metavar="GLOB",
+        help="run only the cases of these names, in this order",
+    )
     parser.add_argument("--timeout", type=float, default=180, metavar="S", help="seconds a case may take")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to this file")
     parser.add_argument("--measured", type=Path, metavar="FILE", help="predict anew what --json has kept")
@@ -122,7 +128,9 @@ def main() -> int:
     if reason:
         print(reason)
         return 2
-    cases = [case for case in load_cases() if fnmatch.fnmatch(case.name, args.cases)]
+    every = load_cases()
+    named = [case for glob in args.cases for case in every if fnmatch.fnmatch(case.name, glob)]
+    cases = list({case.name: case for case in named}.values())
     environment = dict(rank_environment(), PYTHONPATH=str(ROOT / "benchmarks"))
     head = f"{'combination (MiB)':52s} {'measured':>8s} {'ds-config':>8s} {'error':>7s}"
     print(f"{head}   {'DeepSpeed':>8s} {'error':>8s}")
