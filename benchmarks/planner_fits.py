@@ -29,6 +29,7 @@ from accuracy.case import Case  # noqa: E402
 from ds_configs.hardware import load_hardware  # noqa: E402
 from ds_configs.models import find_model  # noqa: E402
 from ds_configs.plan import Candidate, PlanRequest, ds_config, plan  # noqa: E402
+from ds_configs.plan.config import reserve  # noqa: E402
 from ds_configs.resolve import TrainingRun, resolve  # noqa: E402
 from tests.harness import HarnessError, RankFailure, RankPool  # noqa: E402
 from tests.harness.npu import rank_environment, why_no_npu  # noqa: E402
@@ -80,7 +81,7 @@ def runs(scenario: Scenario, model: str) -> list[Run]:
     chosen = []
     request = scenario.request(model)
     for proposal in plan(request).proposals:
-        needed = proposal.memory.total
+        needed = proposal.memory.total + reserve(request, proposal.candidate)
         memory = math.ceil(needed / (1 - request.margin) / MIB)
         again = plan(scenario.request(model, memory * MIB)).proposals
         same = next(each for each in again if each.family == proposal.family)
@@ -201,10 +202,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="only print what would be run")
     parser.add_argument("--model", default="llama-100m", metavar="NAME", help="default: %(default)s")
     parser.add_argument("--scenario", type=int, choices=numbers, nargs="*", help="default: all")
+    parser.add_argument("--family", metavar="NAME", help="only this strategy (default: all)")
     parser.add_argument("--timeout", type=float, default=600, metavar="S", help="seconds a run may take")
     args = parser.parse_args(argv)
     print(f"{args.model}; MiB an NPU: what there is, what is predicted")
     chosen = [run for number in args.scenario or numbers for run in runs(SCENARIOS[number - 1], args.model)]
+    chosen = [run for run in chosen if args.family in (None, run.candidate.family)]
     if args.list:
         print("\n".join(describe(run) for run in chosen))
         return 0

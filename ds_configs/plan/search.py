@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ds_configs.errors import DsConfigError
 from ds_configs.memory import MemoryEstimate, estimate
 from ds_configs.plan.candidates import FAMILIES, Candidate, candidates
-from ds_configs.plan.config import memory_job
+from ds_configs.plan.config import memory_job, reserve
 from ds_configs.plan.request import PlanRequest
 from ds_configs.throughput import StepTime, step_time
 
@@ -181,7 +181,7 @@ def _leanest(group: list[Candidate]) -> list[Candidate]:
 def _miss(request: PlanRequest, candidate: Candidate) -> Miss | None:
     """Return by how much ``candidate`` does not fit, or None where it does."""
     memory = estimate(memory_job(request, candidate))
-    excess = memory.total - request.capacity
+    excess = memory.total + reserve(request, candidate) - request.capacity
     if excess > 0:
         return Miss(candidate, memory, excess, "NPU")
     over = memory.host - int(request.hardware.host_bytes * (1 - request.margin))

@@ -15,7 +15,7 @@ from ds_configs.memory import estimate
 from ds_configs.models import find_model
 from ds_configs.plan import Plan, PlanRequest, ds_config, launch_command, nearest_miss, plan, to_data, to_text
 from ds_configs.plan.candidates import FAMILIES, candidates, divisors
-from ds_configs.plan.config import memory_job
+from ds_configs.plan.config import memory_job, reserve
 from ds_configs.throughput import step_time
 
 CARD = load_hardware("ascend-910b2")
@@ -82,7 +82,7 @@ def test_the_proposal_is_the_fastest_of_all_that_fit_but_for_the_models_error(as
         step_time(each.job, asked.hardware).total
         for each in candidates(asked)
         for memory in [estimate(memory_job(asked, each))]
-        if memory.total <= asked.capacity and memory.host <= host
+        if memory.total + reserve(asked, each) <= asked.capacity and memory.host <= host
     ]
     assert (found.winner is None) == (not fitting)
     if found.winner:
