@@ -10,8 +10,8 @@ from typing import Literal
 from ds_configs.errors import DsConfigError
 
 Norm = Literal["rmsnorm", "rmsnorm_fp32", "layernorm", "layernorm_no_bias", "none"]
-"""Kind of a normalisation: its parameters a channel are 1, 1, 2, 1 and 0. "rmsnorm_fp32" multiplies by its weight
-before it leaves fp32, which keeps a wider tensor for the backward pass."""
+"""Kind of a normalisation: its parameters a channel are 1, 1, 2, 1 and 0. "rmsnorm_fp32" multiplies by its
+weight before it leaves fp32, which keeps a wider tensor for the backward pass."""
 QkNorm = Literal["none", "per_head", "each_head", "full"]
 """Normalised queries and keys: not at all, one vector of head_dim, one for each head, or over all heads."""
 
