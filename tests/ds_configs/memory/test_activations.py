@@ -57,8 +57,11 @@ def live() -> dict[tuple[Any, ...], list[Any]]:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_peak_of_activations_and_loss(case: tuple[Any, ...], live: dict[tuple[Any, ...], list[Any]]) -> None:
-    """At the loss: within 5 % for every family and dtype."""
-    _, peak, config = live[case]
+    """After the forward pass and at the loss: within 5 % for every family and dtype.
+
+    With recomputation the peak is inside a recomputed layer's backward pass, which is not the loss's.
+    """
+    forward, peak, config = live[case]
     family, dtype, checkpointing = case
     job = MemoryJob(
         shape_of_config(config, family),
@@ -69,4 +72,8 @@ def test_peak_of_activations_and_loss(case: tuple[Any, ...], live: dict[tuple[An
         recomputation="full" if checkpointing else "none",
     )
     terms = estimate(job).stages[0].moments["loss"]
-    assert terms["activations"] + terms["logits and loss"] == pytest.approx(peak, rel=0.05)
+    at_loss = terms["activations"] + terms["logits and loss"]
+    gradients = 2 * 4 * SIZES["vocab_size"] * MICRO_BATCH * SEQUENCE  # both fp32, of the backward pass
+    assert at_loss - gradients == pytest.approx(forward, rel=0.05)
+    if not checkpointing:
+        assert at_loss == pytest.approx(peak, rel=0.05)
