@@ -17,7 +17,7 @@ def proposal(shape: ModelShape, npus: int, batch: int, card: Hardware = CARD, **
 
 
 def test_fits_on_one_card_and_shall_be_faster_gives_data_parallelism() -> None:
-    found = proposal(ModelShape.from_parameters("1.3B"), npus=8, batch=256)
+    found = proposal(ModelShape.from_parameters("760M"), npus=8, batch=512)
     assert found.winner is not None
     assert found.winner.family == "data parallel"
     assert found.winner.candidate.job.parallel.dp == 8
