@@ -143,7 +143,7 @@ def _of_engine(request: PlanRequest, parallel: ParallelConfig, engine: Engine) -
                         attention=request.attention,
                         schedule=schedule,  # type: ignore[arg-type]
                         virtual_stages=chunks,
-                        vocab_parallel=engine.vocab_parallel,
+                        vocab_parallel=engine.vocab_parallel or not request.shape.tied_embeddings,
                         overlap_dp=overlaps(stage, request.dtype, request.shape.hidden),
                         element_bytes=size,
                         gradient_bytes=size,

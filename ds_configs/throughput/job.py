@@ -44,8 +44,8 @@ class TrainingJob:
     fused_tp: bool = False
     """Whether matmuls and the tensor-parallel communication are fused (MC2), which hides a part of it."""
     vocab_parallel: bool = True
-    """Whether tp ranks divide the vocabulary of the embedding and of the logits, as Megatron does and
-    DeepSpeed's AutoTP does not."""
+    """Whether tp ranks divide the vocabulary of the logits, as Megatron does, and DeepSpeed's AutoTP where
+    the output layer is not tied to the embedding."""
     overlap_dp: bool = False
     """Whether gradients are reduced, and ZeRO-3's parameters gathered, beside the computation."""
     element_bytes: int = 2
