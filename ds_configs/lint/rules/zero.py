@@ -148,5 +148,6 @@ def _bucket(context: Context) -> Iterator[Finding]:
     size = context.number(path, LARGE if written is None else 0)
     if size is not None and size >= LARGE:
         how = "is" if written is not None else "is left out, so it is"
-        reason = f"reduce_bucket_size {how} {size:.0e} elements: {size * 2 / 2**20:.0f} MiB in 16 bits on every rank"
+        mib = size * 2 / 2**20
+        reason = f"reduce_bucket_size {how} {size:.0e} elements: {mib:.0f} MiB in 16 bits on every rank"
         yield context.finding("DSC805", path, reason, "write 2e8 or less", on_value=True)
