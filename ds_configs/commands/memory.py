@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from ds_configs.errors import DsConfigError
+from ds_configs.sizes import parse_bytes
 
 HELP = "estimate the memory of a training job, term by term"
-UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,19 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hbm", metavar="SIZE", help="memory of one NPU, such as 64GiB: does it fit?")
     parser.add_argument("--plot", metavar="FILE.png", help="draw stacked bars")
     parser.add_argument("--format", choices=("table", "json"), default="table")
-
-
-def parse_bytes(text: str) -> int:
-    """Return the bytes that "64GiB", "512MiB" or "1000000" means.
-
-    Raises:
-        DsConfigError: it means none.
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?\s*", text, re.IGNORECASE)
-    if not match:
-        raise DsConfigError(f"{text!r} is no size of memory; write 64GiB, 512MiB or a number of bytes")
-    shift = UNITS[(match.group(2) or "").upper()]
-    return int(float(match.group(1)) * (1 << shift))
 
 
 def run(args: argparse.Namespace) -> int:

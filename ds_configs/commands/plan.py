@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ds_configs.errors import DsConfigError
+from ds_configs.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from ds_configs.hardware import Hardware
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 HELP = "propose the fastest strategy that fits"
 DOES_NOT_FIT = 1
-GB, GIB = 1e9, 2**30
+GB = 1e9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hardware", default="ascend-910b2", metavar="NAME", help="the card (default: %(default)s)"
     )
+    for flag, what in (("--hbm", "memory of a card"), ("--host-memory", "host memory, a card's share")):
+        parser.add_argument(flag, metavar="SIZE", help=f"{what}, such as 64GiB (default: the card's)")
     for flag, metavar, what in (
-        ("--memory", "GIB", "memory of a card"),
-        ("--host-memory", "GIB", "host memory, a card's share"),
         ("--link-bandwidth", "GB/S", "fast links of a card, to all peers, in one direction"),
         ("--peer-bandwidth", "GB/S", "fast links of a card, to one peer, in one direction"),
         ("--network-bandwidth", "GB/S", "network of a card between nodes, in one direction"),
@@ -54,12 +55,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="part of the memory to leave free (default: %(default)s, the memory model's worst error)",
     )
     parser.add_argument(
-        "--hccl-buffer", type=int, default=200, metavar="MIB", help="HCCL_BUFFSIZE (default: %(default)s)"
+        "--hccl-buffer",
+        default="200MiB",
+        metavar="SIZE",
+        help="HCCL_BUFFSIZE (default: %(default)s)",
     )
     parser.add_argument("--today", action="store_true", help="leave out engines that are still to come")
     parser.add_argument("--script", default="train.py", metavar="FILE", help="program of the launch command")
     parser.add_argument("--output", metavar="FILE", help="write the proposal's ds_config here")
-    parser.add_argument("--json", action="store_true", help="print JSON: seconds, bytes and the same reasons")
+    parser.add_argument(
+        "--format",
+        choices=("text", "json"),
+        default="text",
+        help="json: seconds, bytes and the same reasons (default: %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,13 +85,13 @@ def run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         attention=args.attention,
         margin=args.margin,
-        hccl_buffer=args.hccl_buffer << 20,
+        hccl_buffer=parse_bytes(args.hccl_buffer),
         today_only=args.today,
     )
     found = plan(request)
     config_file = args.output or "ds_config.json"
     miss = None if found.winner else nearest_miss(found)
-    if args.json:
+    if args.format == "json":
         data = {**to_data(found, args.script, config_file), "nearest_miss": miss}
         print(json.dumps(data, indent=2, ensure_ascii=False))
     else:
@@ -105,15 +114,15 @@ def _shape(args: argparse.Namespace) -> ModelShape:
 def _hardware(args: argparse.Namespace) -> Hardware:
     from ds_configs.hardware import load_hardware
 
-    def scaled(value: float | None, unit: float) -> float | None:
-        return None if value is None else value * unit
+    def in_bytes(gigabytes: float | None) -> float | None:
+        return None if gigabytes is None else gigabytes * GB
 
     return load_hardware(args.hardware).with_figures(
-        hbm_bytes=scaled(args.memory, GIB),
-        host_bytes=scaled(args.host_memory, GIB),
-        link_bandwidth=scaled(args.link_bandwidth, GB),
-        peer_bandwidth=scaled(args.peer_bandwidth, GB),
-        network_bandwidth=scaled(args.network_bandwidth, GB),
+        hbm_bytes=parse_bytes(args.hbm) if args.hbm else None,
+        host_bytes=parse_bytes(args.host_memory) if args.host_memory else None,
+        link_bandwidth=in_bytes(args.link_bandwidth),
+        peer_bandwidth=in_bytes(args.peer_bandwidth),
+        network_bandwidth=in_bytes(args.network_bandwidth),
     )
 
 

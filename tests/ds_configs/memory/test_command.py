@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from ds_configs.cli import main
-from ds_configs.commands.memory import parse_bytes
-from ds_configs.errors import DsConfigError
 
 JOB = ["memory", "--model", "llama-3-8b", "--world-size", "8", "--stage", "2"]
 
@@ -89,16 +87,3 @@ def test_refusals_are_one_sentence(args: list[str], reason: str, capsys: pytest.
     err = capsys.readouterr().err
     assert reason in err
     assert "Traceback" not in err
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("64GiB", 64 << 30), ("64G", 64 << 30), ("1.5 MiB", 3 << 19), ("1000", 1000), ("2TB", 2 << 40)],
-)
-def test_sizes(text: str, size: int) -> None:
-    assert parse_bytes(text) == size
-
-
-def test_what_is_no_size() -> None:
-    with pytest.raises(DsConfigError, match="no size of memory"):
-        parse_bytes("-1GiB")

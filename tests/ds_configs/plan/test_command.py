@@ -27,7 +27,10 @@ def test_the_plan_is_printed_and_its_configuration_written(
 
 
 def test_json_has_the_same_reasons(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(*["--params", "1.3B", "--npus", "4", "--seq", "1024", "--global-batch", "16", "--json"]) == 0
+    assert (
+        run(*["--params", "1.3B", "--npus", "4", "--seq", "1024", "--global-batch", "16", "--format", "json"])
+        == 0
+    )
     data = json.loads(capsys.readouterr().out)
     best = data["proposals"][0]
     assert best["dp"] * best["tp"] * best["pp"] == 4
@@ -38,7 +41,7 @@ def test_json_has_the_same_reasons(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_nothing_fits_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--params 70B --npus 1 --seq 2048 --global-batch 1 --memory 1 --host-memory 1"
+    words = "--params 70B --npus 1 --seq 2048 --global-batch 1 --hbm 1GiB --host-memory 1GiB"
     assert run(*words.split()) == 1
     assert "Nothing fits." in (text := capsys.readouterr().out)
     assert "nearest: " in text
@@ -53,7 +56,7 @@ def test_nothing_fits_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
             "--model llama-2-7b --npus 8 --seq 2048 --global-batch 8 --hardware tpu",
             "no hardware is named 'tpu'",
         ),
-        ("--model llama-2-7b --npus 8 --seq 2048 --global-batch 8 --memory -1", "hbm_bytes"),
+        ("--model llama-2-7b --npus 8 --seq 2048 --global-batch 8 --hbm 0", "no memory at all"),
         ("--model nothing --npus 8 --seq 2048 --global-batch 8", "nothing"),
         ("--params x --npus 8 --seq 2048 --global-batch 8", "'x'"),
         ("--params 1B --npus 1 --seq 128 --global-batch 8 --output /nowhere/x", "cannot write /nowhere/x"),
