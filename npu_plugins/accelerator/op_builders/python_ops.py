@@ -1,7 +1,8 @@
 """Ops that are Python over torch and torch_npu.
 
-FusedAdam is ours. The others are DeepSpeed's own NPU kernels behind builders that do without CANN's
-path: DeepSpeed's raise KeyError where ASCEND_HOME_PATH is unset, though these have nothing to compile.
+FusedAdam is ours, FusedLamb mends DeepSpeed's. The others are DeepSpeed's own NPU kernels behind builders
+that do without CANN's path: DeepSpeed's raise KeyError where ASCEND_HOME_PATH is unset, though these have
+nothing to compile.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib
 from typing import Any
 
 from npu_plugins.accelerator.kernels.fused_adam import NpuFusedAdam
+from npu_plugins.accelerator.kernels.fused_lamb import NpuFusedLamb
 from npu_plugins.accelerator.op_builders import builder
 
 
@@ -35,12 +37,15 @@ class DeepSpeedKernel(builder.PythonOp):
         return getattr(importlib.import_module(f"deepspeed.ops.op_builder.npu.{module}"), name)
 
 
-class FusedLambBuilder(DeepSpeedKernel):
+class FusedLambBuilder(builder.PythonOp):
     """LAMB on the NPU."""
 
     BUILD_VAR = "DS_BUILD_FUSED_LAMB"
     NAME = "fused_lamb"
-    KERNEL = "fused_lamb:NPUFusedLamb"
+
+    def load(self, verbose: bool = True) -> type[NpuFusedLamb]:
+        """The class with `lamb`."""
+        return NpuFusedLamb
 
 
 class FusedLionBuilder(DeepSpeedKernel):
