@@ -132,21 +132,23 @@ Scores scores_of(const Attention& a, const Block& block) {
     s.query = with_rope(block.query, block.query_rope);
     s.key = for_queries(with_rope(block.key, block.key_rope), heads);
     s.value = s.query.matmul(s.key.transpose(-1, -2));
-    if (a.pse.defined() && a.pse_type == 1) s.value = s.value + wide(a.pse);
-    s.value = s.value * a.scale;
-    if (a.pse.defined() && a.pse_type == 0) s.value = s.value + wide(a.pse);
+    if (a.pse.defined() && a.pse_type == 1) s.value.add_(wide(a.pse));
+    s.value.mul_(a.scale);
+    if (a.pse.defined() && a.pse_type == 0) s.value.add_(wide(a.pse));
     s.masked = masked_scores(a, block.sequence, block.queries(), block.keys());
-    if (s.masked.defined()) s.value = s.value.masked_fill(s.masked, kMasked);
+    if (s.masked.defined()) s.value.masked_fill_(s.masked, kMasked);
     return s;
 }
 
-// Exponentials relative to `maximum`; a row with nothing but masked scores has none.
-Tensor exponentials(const Scores& s, const Tensor& maximum) {
-    const Tensor value = (s.value - maximum).exp();
-    return s.masked.defined() ? value.masked_fill(s.masked, 0) : value;
+// Exponentials relative to `maximum`, in place of the scores: what is as large as they are is not made twice.
+// A row with nothing but masked scores has none.
+Tensor exponentials(Scores& s, const Tensor& maximum) {
+    s.value.sub_(maximum).exp_();
+    return s.masked.defined() ? s.value.masked_fill_(s.masked, 0) : s.value;
 }
 
-Tensor ratio(const Tensor& part, const Tensor& sum) { return at::where(sum > 0, part / sum, 0.0); }
+// In place; 0 where the sum is, since all its parts are.
+Tensor divided(const Tensor& part, const Tensor& sum) { return part.div_(at::where(sum > 0, sum, 1.0)); }
 
 Tensor sink_logits(const Attention& a) { return wide(a.sink).view({1, -1, 1, 1}); }
 
@@ -188,14 +190,14 @@ void attention_forward(const Attention& a, const AttentionResult& result) {
     io.softmax_max = result.softmax_max;
     io.softmax_sum = result.softmax_sum;
     for (const Block& block : blocks_of(a, io)) {
-        const Scores s = scores_of(a, block);
+        Scores s = scores_of(a, block);
         Tensor maximum = s.value.amax(-1, true);
         if (a.sink.defined()) maximum = at::maximum(maximum, sink_logits(a));
         Tensor weights = exponentials(s, maximum);
         Tensor sum = weights.sum(-1, true);
         if (a.sink.defined()) sum = sum + (sink_logits(a) - maximum).exp();
-        weights = ratio(weights, sum);
-        if (block.kept.defined()) weights = weights * block.kept;
+        weights = divided(weights, sum);
+        if (block.kept.defined()) weights.mul_(block.kept);
         block.out.copy_(weights.matmul(for_queries(block.value, block.query.size(1))));
         block.softmax_max.copy_(maximum.expand_as(block.softmax_max));
         block.softmax_sum.copy_(sum.expand_as(block.softmax_sum));
@@ -217,23 +219,23 @@ void attention_backward(const Attention& a, const AttentionGrad& grad) {
     if (grad.dsink.defined()) grad.dsink.zero_();
     for (const Block& block : blocks_of(a, grad)) {
         const int64_t heads = block.query.size(1), keys = block.key.size(1);
-        const Scores s = scores_of(a, block);
+        Scores s = scores_of(a, block);
         const Tensor maximum = block.softmax_max.narrow(-1, 0, 1), sum = block.softmax_sum.narrow(-1, 0, 1);
-        const Tensor weights = ratio(exponentials(s, maximum), sum);
+        const Tensor weights = divided(exponentials(s, maximum), sum);
         const Tensor dout = wide(block.dout);
         const Tensor used = block.kept.defined() ? weights * block.kept : weights;
         block.dvalue.copy_(for_keys(used.transpose(-1, -2).matmul(dout), keys));
         Tensor dweights = dout.matmul(for_queries(block.value, heads).transpose(-1, -2));
-        if (block.kept.defined()) dweights = dweights * block.kept;
+        if (block.kept.defined()) dweights.mul_(block.kept);
         const Tensor average = (dout * wide(block.out)).sum(-1, true);
-        const Tensor dlogits = weights * (dweights - average);
+        const Tensor dlogits = dweights.sub_(average).mul_(weights);
         const Tensor dscores = dlogits * a.scale;
         write_rope_parts(dscores.matmul(s.key), block.dquery, block.dquery_rope);
         write_rope_parts(for_keys(dscores.transpose(-1, -2).matmul(s.query), keys), block.dkey, block.dkey_rope);
         if (grad.dpse.defined() && a.pse.defined())
             put(grad.dpse, sum_to_shape(a.pse_type == 1 ? dscores : dlogits, a.pse.sizes()));
         if (grad.dsink.defined() && a.sink.defined()) {
-            const Tensor share = ratio((sink_logits(a) - maximum).exp(), sum);
+            const Tensor share = divided((sink_logits(a) - maximum).exp(), sum);
             grad.dsink.add_((share * average).sum({0, 2, 3}).neg().view_as(grad.dsink));
         }
     }
