@@ -46,4 +46,5 @@ def cause_of(text: str) -> str:
     lines = [line.strip() for line in text.split(OUTPUT)[0].splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(E\s+)?[\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
     line = errors[-1] if errors else lines[0] if lines else "no text"
+    line = re.sub(r"/tmp/[^\s']+", "a temporary file", line)
     return line.removeprefix("E ").split("\\n")[0].strip()[:140]
