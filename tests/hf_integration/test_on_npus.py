@@ -30,13 +30,14 @@ BY_FLAGS = [
     if load_preset(name).get("train_batch_size") == "auto" and "tensor_parallel" not in load_preset(name)
 ]
 COMBINATIONS = [(preset, precision) for preset in BY_FLAGS for precision in PRECISIONS]
-# The others that the Trainer can train, with the flags that agree with their numbers.
+# The others that the Trainer can train, with the flags that agree with their numbers. They run in one process one
+# after the other, and DeepSpeed keeps its tensor-parallel groups for the process, so AutoTP's comes last.
 BATCH_OF_256 = ["--fp16", "--per_device_train_batch_size", "32", "--gradient_accumulation_steps", "4"]
 OTHERS = {
     "docs_zero2": BATCH_OF_256,
     "docs_zero3": BATCH_OF_256,
-    "zero1_tp2": ["--bf16", "--per_device_train_batch_size", "8"],
     "zero3_nvme": ["--bf16", "--per_device_train_batch_size", "4"],
+    "zero1_tp2": ["--bf16", "--per_device_train_batch_size", "8"],
 }
 # Enough text for three steps of 256 sequences.
 LARGER = ["--block_size", "32", "--stdlib_bytes", "40000", "--max_eval_blocks", "8", "--sample_tokens", "0"]

@@ -29,7 +29,7 @@ def test_exit_status_is_for_ci(tmp_path: Path, bad: Path, capsys: Printed) -> No
     assert main(["lint", str(tmp_path / "good.json")]) == 0
     assert main(["lint", str(tmp_path / "good.json"), str(bad)]) == 1
     out = capsys.readouterr().out
-    assert "good.json: 2 notes," in out
+    assert "good.json: 1 note," in out
     assert "bad.json:2:23: error DSC208" in out
 
 
