@@ -147,7 +147,7 @@ def main() -> int:
                 rows.append(compare(case, run_case(pool, case, args.timeout)))
             except (RankFailure, HarnessError) as failure:
                 failed.append(case.name)
-                print(f"{case.name:52s} FAILED: {str(failure)[-1500:]}", flush=True)
+                print(f"{case.name:52s} FAILED: {failure}", flush=True)
                 continue
             print_row(rows[-1], args.terms)
             if args.json:

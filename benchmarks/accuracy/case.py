@@ -1,5 +1,4 @@
-"""One combination: a small model and a job, as DeepSpeed, transformers and the memory model want them told.
-One combination: a small model and a job, as DeepSpeed, transformers and the memory model want them told."""
+"""One combination: a small model and a job, as DeepSpeed, transformers and the memory model want them told."""
 
 from __future__ import annotations
 
@@ -131,6 +130,10 @@ class Case:
             config["data_types"] = {"grad_accum_dtype": self.gradient_dtype}
         if self.tp > 1:
             config["tensor_parallel"] = {"autotp_size": self.tp}
+        if self.pp > 1:
+            # As `ds-config generate` writes it: DeepSpeed's default, reentrant recomputation, gives no gradient
+            # to a stage whose first layer takes token ids, and the next stage waits for it for ever.
+            config["pipeline"] = {"use_reentrant": False}
         return config
 
 
