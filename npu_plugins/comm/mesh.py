@@ -1,0 +1,149 @@
+"""The process groups of a job, one for each axis of its mesh, made once and passed on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ds_configs.parallel import ParallelConfig
+from npu_plugins.comm.devices import backend_of, check_group_device, device_for, inherited_timeout
+from npu_plugins.comm.errors import CommError
+from npu_plugins.comm.groups import GroupOptions, make_groups
+from npu_plugins.comm.mpu import MegatronGetters
+from npu_plugins.comm.topology import Coordinate, Topology
+
+
+class ProcessMesh(MegatronGetters):
+    """A job's ranks on the axes ``tp``, ``dp``, ``pp`` (and ``ep``, ``edp``, ``model``), with their groups.
+
+    Everything that communicates is given a mesh or one of its groups; nothing is looked up. The mesh also
+    answers Megatron's ``mpu`` getters, so ``deepspeed.initialize(..., mpu=mesh)`` takes it.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        rank: int,
+        groups: Mapping[str, dist.ProcessGroup],
+        device: torch.device,
+        backend: str,
+    ) -> None:
+        """Take groups that exist already; `create` makes them."""
+        self.topology = topology
+        self.global_rank = rank
+        self.device = device
+        self.backend = backend
+        self._groups = dict(groups)
+
+    @classmethod
+    def create(
+        cls,
+        config: ParallelConfig,
+        *,
+        backend: str | None = None,
+        device: torch.device | str | None = None,
+        timeout: timedelta | Mapping[str, timedelta] | None = None,
+        hccl_buffer_mib: int | Mapping[str, int] | None = None,
+    ) -> ProcessMesh:
+        """Make the groups of `config`; every rank of the default process group must call this.
+
+        Args:
+            config: the degrees; they must multiply out to the world size.
+            backend: of the groups; by default the default process group's.
+            device: where this rank's tensors lie; by default the backend's: this rank's current NPU, or the
+                CPU.
+            timeout: of the groups' collectives, for all axes or by axis; by default the default process
+                group's.
+            hccl_buffer_mib: HCCL's buffer for each group, in MiB, for all axes or by axis; by default HCCL's
+                own (HCCL_BUFFSIZE, else 200).
+
+        Raises:
+            CommError: there is no default process group; the degrees do not multiply out to its size; the
+                backend cannot reach the device; an option is for an axis or backend that does not know it.
+        """
+        if not dist.is_initialized():
+            raise CommError(
+                "A mesh needs torch.distributed's default process group; call deepspeed.init_distributed() "
+                "or torch.distributed.init_process_group() first"
+            )
+        check_world_size(config, dist.get_world_size())
+        backend = backend_of(None) if backend is None else backend
+        device = device_for(backend, device)
+        topology = Topology(config)
+        if timeout is None:
+            timeout = inherited_timeout(device)
+        options = GroupOptions.by_axis(timeout, hccl_buffer_mib, backend)
+        groups = make_groups(topology, dist.get_rank(), backend, options)
+        for axis, group in groups.items():
+            check_group_device(group, device, f"the {axis} group")
+        return cls(topology, dist.get_rank(), groups, device, backend)
+
+    @property
+    def config(self) -> ParallelConfig:
+        """The degrees."""
+        return self.topology.config
+
+    def size(self, axis: str) -> int:
+        """Return the number of ranks along `axis`."""
+        return self.topology.size(axis)
+
+    def rank(self, axis: str) -> int:
+        """Return this rank's place along `axis`, 0 to ``size(axis) - 1``."""
+        return self.topology.place(axis, self.global_rank)
+
+    def ranks(self, axis: str) -> tuple[int, ...]:
+        """Return the global ranks of this rank's group along `axis`, in the order of their places."""
+        return self.topology.ranks(axis, self.global_rank)
+
+    def group(self, axis: str) -> dist.ProcessGroup | None:
+        """Return this rank's group along `axis`; None where the axis has one rank: nothing to communicate.
+
+        None must not reach a collective, to which it means the whole world.
+        """
+        return self._groups[axis] if self.size(axis) > 1 else None
+
+    def coordinate(self, rank: int | None = None) -> Coordinate:
+        """Return where global rank `rank` stands; by default this rank."""
+        return self.topology.coordinate(self.global_rank if rank is None else rank)
+
+    def rank_at(self, *, tp: int = 0, dp: int = 0, pp: int = 0) -> int:
+        """Return the global rank at a coordinate."""
+        return self.topology.rank_at(tp=tp, dp=dp, pp=pp)
+
+    def destroy(self) -> None:
+        """Destroy the groups, once; the mesh cannot be used any more."""
+        for group in dict.fromkeys(self._groups.values()):
+            dist.destroy_process_group(group)
+        self._groups = {}
+
+    def __repr__(self) -> str:
+        """Say the degrees and where this rank stands."""
+        c, place = self.config, self.coordinate()
+        return (
+            f"ProcessMesh(tp={c.tp}, dp={c.dp}, pp={c.pp}, ep={c.ep}; rank {self.global_rank} at "
+            f"tp={place.tp}, dp={place.dp}, pp={place.pp} on {self.device} over {self.backend})"
+        )
+
+
+def check_world_size(config: ParallelConfig, world_size: int) -> None:
+    """Refuse degrees that do not multiply out to `world_size`.
+
+    Raises:
+        CommError: with the arithmetic.
+    """
+    if config.world_size == world_size:
+        return
+    degrees = " × ".join(f"{axis} {getattr(config, axis)}" for axis in ("tp", "pp", "dp"))
+    unit = config.tp * config.pp
+    mend = (
+        f"for these {world_size} ranks take dp {world_size // unit}"
+        if world_size % unit == 0
+        else f"start {config.world_size} ranks, or choose tp × pp that divides {world_size}"
+    )
+    raise CommError(
+        f"{degrees} needs {config.world_size} ranks, but the job was started with {world_size} "
+        f"(--num_gpus or WORLD_SIZE); {mend}"
+    )
