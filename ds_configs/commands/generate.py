@@ -69,13 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--clipping", type=_value, metavar="NORM", help="largest gradient norm, 0 for none (default 1)"
     )
     for name, text in NAMED.items():
-        parser.add_argument(_option(name), nargs="+", metavar=("NAME", PAIRS), help=text)
+        parser.add_argument(_option(name), nargs="+", action="append", metavar=("NAME", PAIRS), help=text)
     parser.add_argument("--nvme-path", metavar="DIR", help="folder on the NVMe drive of each machine")
     for name, text in SECTIONS.items():
-        parser.add_argument(_option(name), nargs="+", metavar=PAIRS, help=text)
+        parser.add_argument(_option(name), nargs="+", action="extend", metavar=PAIRS, help=text)
     parser.add_argument(
         "--activation-checkpointing",
         nargs="*",
+        action="extend",
         metavar=PAIRS,
         help="add the section, for deepspeed.checkpointing",
     )
@@ -125,7 +126,10 @@ def _fields(args: argparse.Namespace) -> dict[str, Any]:
             fields[name] = given[name]
     for name in NAMED:
         if name in given:
-            _name_and_pairs(fields, name, given[name])
+            words, *more = given[name]
+            if more:
+                raise DsConfigError(f"{_option(name)} is given twice; give it once, with all its {PAIRS}")
+            _name_and_pairs(fields, name, words)
     for name in (*SECTIONS, "activation_checkpointing"):
         if name in given:
             fields[name] = {**(fields.get(name) or {}), **_pairs(name, given[name])}

@@ -32,8 +32,7 @@ def batch_keys(request: ConfigRequest) -> dict[str, Any]:
     left_out = {name for name in KEYS if getattr(request, name) is None}
     replicas = request.parallel.dp if request.parallel else None
     if request.target == "hf":
-        if len(given) == 3:
-            _check_product(given, replicas)
+        _check_product(given, replicas)
         if {"train_batch", "micro_batch"} <= left_out:
             raise DsConfigError("train_batch and micro_batch are both left out; DeepSpeed needs one of them")
         return {key: given.get(name, AUTO) for name, key in KEYS.items() if name not in left_out}
@@ -57,38 +56,32 @@ def _completed(given: dict[str, int], replicas: int | None) -> dict[str, int]:
     values = dict(given)
     if len(values) == 1:
         values["accumulation"] = 1
-    if replicas is None:
-        if len(values) == 3:
-            _check_product(values, None)
+    _check_product(values, replicas)
+    if replicas is None or len(values) == 3:
         return values
-    if len(values) == 3:
-        _check_product(values, replicas)
-    elif "train_batch" not in values:
+    if "train_batch" not in values:
         values["train_batch"] = values["micro_batch"] * values["accumulation"] * replicas
     else:
         missing, known = (
             ("micro_batch", "accumulation") if "accumulation" in values else ("accumulation", "micro_batch")
         )
-        divisor = values[known] * replicas
-        values[missing] = values["train_batch"] // divisor
-        if values["train_batch"] % divisor or not values[missing]:
-            raise DsConfigError(
-                f"train_batch={values['train_batch']} is no multiple of {known}={values[known]} × {replicas} "
-                f"data-parallel ranks; give a multiple of {divisor}"
-            )
+        values[missing] = values["train_batch"] // (values[known] * replicas)
     return values
 
 
-def _check_product(values: dict[str, int], replicas: int | None) -> None:
-    train, micro, accumulation = (values[name] for name in KEYS)
-    product = micro * accumulation
-    if replicas is not None and train != product * replicas:
-        raise DsConfigError(
-            f"train_batch={train} is not micro_batch {micro} × accumulation {accumulation} × {replicas} "
-            f"data-parallel ranks = {product * replicas}; drop one of the three"
-        )
+def _check_product(given: dict[str, int], replicas: int | None) -> None:
+    """Refuse a train batch that the rest of ``given`` cannot make up, on any number of ranks if unknown."""
+    train = given.get("train_batch")
+    parts = [f"{name} {given[name]}" for name in ("micro_batch", "accumulation") if name in given]
+    product = given.get("micro_batch", 1) * given.get("accumulation", 1) * (replicas or 1)
+    if train is None or train == product:
+        return
+    parts += [] if replicas is None else [f"{replicas} data-parallel ranks"]
+    factors = " × ".join(parts)
+    if replicas is not None and len(given) == 3:
+        raise DsConfigError(f"train_batch={train} is not {factors} = {product}; drop one of the three")
     if train % product:
         raise DsConfigError(
-            f"train_batch={train} is no multiple of micro_batch {micro} × accumulation {accumulation} = "
-            f"{product}; drop one of the three"
+            f"train_batch={train} is no multiple of {factors}; give a multiple of {product}, or change the "
+            "others"
         )

@@ -9,6 +9,7 @@ it, ``device`` the offload device that reads it, and limits.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -35,6 +36,8 @@ class Option:
     device: str = ""
     minimum: float | None = None
     maximum: float | None = None
+    below: float | None = None
+    """As ``maximum``, which is then not allowed itself."""
     choices: tuple[str, ...] = ()
 
     def checked(self, where: str, value: Any) -> Any:
@@ -64,17 +67,22 @@ class Option:
         if wrong:
             kind = "a number" if self.type in ("float", "pair") else "a whole number"
             raise DsConfigError(f"{where} is {show(value)}; give {kind}")
-        low, high = self.minimum, self.maximum
-        if (
-            (low is not None and value < low)
-            or (high is not None and value > high)
-            or abs(value) == float("inf")
-        ):
-            limits = (
-                f"from {low:g} to {high:g}" if high is not None and low is not None else f"of at least {low}"
-            )
-            raise DsConfigError(f"{where} is {show(value)}; give a number {limits}")
+        if not self._within_limits(value):
+            raise DsConfigError(f"{where} is {show(value)}; give a {self._limits()}")
         return value
+
+    def _within_limits(self, value: float) -> bool:
+        low = -math.inf if self.minimum is None else self.minimum
+        high = math.inf if self.maximum is None else self.maximum
+        return low <= value <= high and value < (math.inf if self.below is None else self.below)
+
+    def _limits(self) -> str:
+        low = "" if self.minimum is None else f" of at least {self.minimum:g}"
+        if self.below is not None:
+            return f"number{low} and below {self.below:g}"
+        if self.maximum is None:
+            return f"finite number{low}"
+        return f"number from {self.minimum:g} to {self.maximum:g}"
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ class ConfigRequest:
             if value not in choices:
                 offered = ", ".join(str(choice) for choice in choices if choice is not None)
                 raise DsConfigError(f"{name} is {show(value)}; choose one of {offered}")
-        if isinstance(self.stage, bool) or self.stage not in STAGES:
+        if not isinstance(self.stage, int) or isinstance(self.stage, bool) or self.stage not in STAGES:
             raise DsConfigError(f"stage is {show(self.stage)}; {_ask('stage')}")
 
     def _check_numbers(self) -> None:
@@ -183,7 +183,7 @@ class ConfigRequest:
             if name is None:
                 if params:
                     raise DsConfigError(
-                        f"{kind} parameters {', '.join(params)} are given without a {kind}; name it too"
+                        f"{kind} parameters {', '.join(params)} are given, but no {kind}; name it too"
                     )
                 continue
             if not isinstance(name, str):

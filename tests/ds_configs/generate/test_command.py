@@ -83,6 +83,12 @@ def test_options_go_over_the_preset(capsys: pytest.CaptureFixture[str]) -> None:
     assert config["fp16"] == {**load_preset("docs_zero2")["fp16"], "initial_scale_power": 12}
 
 
+def test_a_section_given_twice_counts_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--preset", "zero2", "--zero", "overlap_comm=true", "--zero", "reduce_bucket_size=2e8")
+    zero = generated(capsys, *arguments)["zero_optimization"]
+    assert zero["overlap_comm"] is True and zero["reduce_bucket_size"] == 2e8
+
+
 def test_a_preset_for_hf_in_numbers_for_deepspeed(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = (
         "--preset",
@@ -130,6 +136,9 @@ def test_output_goes_to_a_file_and_notes_to_stderr(
         (["--preset", "zero9"], "no preset is named 'zero9'"),
         (["--preset", "zero2", "--zero", "overlap_comm"], "--zero overlap_comm is no KEY=VALUE"),
         (["--preset", "zero2", "--zero", "a=1", "a=2"], "--zero a is given twice"),
+        (["--preset", "zero2", "--zero", "a=1", "--zero", "a=2"], "--zero a is given twice"),
+        (["--preset", "zero2", "--optimizer", "SGD", "--optimizer", "Adam"], "--optimizer is given twice"),
+        (["--preset", "zero2", "--stage", "2.0"], "stage is 2.0; choose 0"),
         (["--preset", "zero2", "--model", "tiny-llama", "--hidden", "8"], "--model and --hidden both say"),
         (["--preset", "zero2", "--model", "nothing"], "model nothing is neither a directory"),
         (["--preset", "zero2", "--output", "/no/such/folder/x"], "/no/such/folder/x cannot be written"),

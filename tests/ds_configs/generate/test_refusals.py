@@ -104,7 +104,7 @@ PLAIN = {"target": "deepspeed", "micro_batch": 1, "optimizer_params": RATE}
         ),
         (
             {"stage": 0, "optimizer": None, "optimizer_params": RATE},
-            "parameters lr are given without a optimizer",
+            "parameters lr are given, but no optimizer; name it too",
         ),
         (
             {
@@ -151,6 +151,11 @@ PLAIN = {"target": "deepspeed", "micro_batch": 1, "optimizer_params": RATE}
         ({"stage": 0, "micro_batch": 0}, "micro_batch is 0; give a whole number"),
         ({"stage": 0, "world_size": 6, "tp": 4}, "does not divide 6 ranks"),
         ({"stage": 0, "optimizer_params": {"betas": 0.9}}, "betas is 0.9; give two numbers"),
+        ({"stage": 0, "optimizer_params": {"betas": [0.9, 1.0]}}, "betas is 1.0; give a number .* below 1"),
+        ({"stage": 0, "optimizer_params": {"lr": float("inf")}}, "lr is Infinity; give a finite number"),
+        ({"stage": 0, "train_batch": 8, "micro_batch": 3}, "8 is no multiple of micro_batch 3; give"),
+        ({"stage": 0, "train_batch": 8, "accumulation": 3, "world_size": 4}, "accumulation 3 × 4 data-par"),
+        ({"stage": 0, "train_batch": 7, "world_size": 4}, "no multiple of 4 data-parallel ranks"),
     ],
 )
 def test_impossible_requests(fields: dict[str, Any], sentence: str) -> None:
@@ -172,11 +177,15 @@ def test_impossible_requests(fields: dict[str, Any], sentence: str) -> None:
         ({"stage": 1, "optimizer_params": {"lr": None}}, "optimizer AdamW needs lr; give lr=…"),
         (
             {"stage": 1, "train_batch": 100, "world_size": 8},
-            "train_batch=100 is no multiple of micro_batch=1 × 8",
+            "train_batch=100 is no multiple of micro_batch 1 × 8",
         ),
         (
             {"stage": 1, "train_batch": 64, "accumulation": 4, "world_size": 8},
             "train_batch=64 is not micro_batch 1 × accumulation 4 × 8 data-parallel ranks = 32; drop one",
+        ),
+        (
+            {"stage": 1, "train_batch": 7, "accumulation": 2, "micro_batch": "auto"},
+            "train_batch=7 is no multiple of accumulation 2; give a multiple of 2",
         ),
         (
             {"stage": 1, "train_batch": 9, "accumulation": 2},
