@@ -92,6 +92,7 @@ setup(
         "transformers>=4.51",
         "accelerate>=1.3",
         "datasets>=2.19",
+        "safetensors>=0.4.3",
         "numpy",
         "psutil",
         "packaging",
