@@ -104,10 +104,10 @@ def check_packed(dtype: torch.dtype, lengths: list[int]) -> None:
     compare((fused[0],), (torch.cat(parts),), on_npu, on_cpu, dtype)
 
 
-def check_bias_and_statistics() -> None:
+def check_bias_and_statistics(size: int) -> None:
     """A position bias gets its gradient; the softmax's maximum and sum come out eight times each."""
-    values = [make((2, 2, 5, 8), seed, torch.float32) for seed in range(3)]
-    values.append(make((1, 2, 5, 5), 3, torch.float32))
+    values = [make((2, 2, size, 8), seed, torch.float32) for seed in range(3)]
+    values.append(make((1, 2, size, size), 3, torch.float32))
     on_npu = [value.npu().requires_grad_() for value in values]
     on_cpu = [value.clone().requires_grad_() for value in values]
     query, key, value, pse = on_npu
@@ -115,27 +115,27 @@ def check_bias_and_statistics() -> None:
     compare((fused[0],), (plain_attention(*on_cpu[:3], None, on_cpu[3]),), on_npu, on_cpu, torch.float32)
     scores = ((values[0] @ values[1].transpose(-1, -2)) + values[3]) / math.sqrt(8)
     maximum = scores.amax(-1, keepdim=True)
-    close(fused[1], maximum.expand(2, 2, 5, 8), torch.float32)
-    close(fused[2], (scores - maximum).exp().sum(-1, keepdim=True).expand(2, 2, 5, 8), torch.float32)
+    close(fused[1], maximum.expand(2, 2, size, 8), torch.float32)
+    close(fused[2], (scores - maximum).exp().sum(-1, keepdim=True).expand(2, 2, size, 8), torch.float32)
 
 
-def check_sink() -> None:
+def check_sink(size: int) -> None:
     """A sink adds to the denominator alone and gets its gradient."""
-    values = [make((1, 2, 6, 8), seed, torch.float32) for seed in range(3)] + [make((2,), 3, torch.float32)]
+    values = [make((1, 2, size, 8), seed, torch.float32) for seed in range(3)] + [make((2,), 3, torch.float32)]
     on_npu = [value.npu().requires_grad_() for value in values]
     on_cpu = [value.clone().requires_grad_() for value in values]
     fused = torch.ops.npu.npu_fusion_attention(*on_npu[:3], 2, "BNSD", scale=0.5, sink=on_npu[3])
     query, key, value, sink = on_cpu
     scores = query @ key.transpose(-1, -2) * 0.5
-    with_sink = torch.cat((scores, sink.view(1, 2, 1, 1).expand(1, 2, 6, 1)), -1).softmax(-1)
+    with_sink = torch.cat((scores, sink.view(1, 2, 1, 1).expand(1, 2, size, 1)), -1).softmax(-1)
     compare((fused[0],), (with_sink[..., :-1] @ value,), on_npu, on_cpu, torch.float32)
 
 
-def check_dropout() -> None:
+def check_dropout(size: int) -> None:
     """Dropout keeps the asked share, repeats with the seed, and its backward uses the forward's mask."""
     keep = 0.75
-    query = torch.zeros(1, 2, 64, 64).npu()
-    value = torch.eye(64).expand(1, 2, 64, 64).npu().requires_grad_()
+    query = torch.zeros(1, 2, size, size).npu()
+    value = torch.eye(size).expand(1, 2, size, size).npu().requires_grad_()
     torch.npu.manual_seed(7)
     first = torch.ops.npu.npu_fusion_attention(query, query, value, 2, "BNSD", keep_prob=keep)
     torch.npu.manual_seed(7)
@@ -145,6 +145,6 @@ def check_dropout() -> None:
     weights = first[0].detach().cpu()  # the value is the identity: the output is the dropped weights
     kept = weights > 0
     assert abs(kept.float().mean().item() - keep) < 0.03
-    torch.testing.assert_close(weights[kept], torch.full_like(weights[kept], 1 / 64 / keep))
+    torch.testing.assert_close(weights[kept], torch.full_like(weights[kept], 1 / size / keep))
     grad = torch.autograd.grad(first[0].sum(), value)[0]
-    close(grad, weights.sum(2)[..., None].expand(1, 2, 64, 64), torch.float32)
+    close(grad, weights.sum(2)[..., None].expand(1, 2, size, size), torch.float32)

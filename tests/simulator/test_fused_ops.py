@@ -66,10 +66,22 @@ def test_packed_attention(npu: World, dtype: torch.dtype, lengths: list[int]) ->
     npu.run(attention_cases.check_packed, dtype, lengths)
 
 
-def test_attention_extras(npu: World) -> None:
-    npu.run(attention_cases.check_bias_and_statistics)
-    npu.run(attention_cases.check_sink)
-    npu.run(attention_cases.check_dropout)
+# The scores of a head with 300 queries and keys are more than the reference works on at once.
+@pytest.mark.parametrize("mode", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("queries, keys", [(300, 280), (20, 150)])
+def test_attention_in_several_tiles(npu: World, mode: int, queries: int, keys: int) -> None:
+    npu.run(attention_cases.check_layout, "BSH", torch.float32, mode, 2, 2, queries, keys)
+
+
+def test_packed_attention_in_several_tiles(npu: World) -> None:
+    npu.run(attention_cases.check_packed, torch.float32, [300, 5, 270])
+
+
+@pytest.mark.parametrize("size", [6, 64, 300])
+def test_attention_extras(npu: World, size: int) -> None:
+    npu.run(attention_cases.check_bias_and_statistics, size)
+    npu.run(attention_cases.check_sink, size)
+    npu.run(attention_cases.check_dropout, max(size, 64))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,14 +1,18 @@
 #include "compute/fused/attention.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
 
 #include <limits>
 
-#include "compute/fused/attention_mask.h"
-#include "compute/fused/dropout.h"
+#include "compute/fused/attention_tiles.h"
 #include "compute/fused/math.h"
 
 namespace npu_sim {
@@ -17,140 +21,91 @@ namespace {
 using at::Tensor;
 
 constexpr float kMasked = std::numeric_limits<float>::lowest();
-constexpr int64_t kStatisticsWidth = 8;
+constexpr float kLeastExponent = -87;  // exp of it is 1.6e-38, nothing beside the 1 that the maximum adds
 
-// A view as (B, N, S, D); `heads` is N of this tensor.
-Tensor by_head(const Tensor& tensor, const std::string& layout, int64_t heads) {
-    if (layout == "BNSD") return tensor;
-    if (layout == "BSND") return tensor.transpose(1, 2);
-    const Tensor split = tensor.unflatten(-1, {heads, tensor.size(-1) / heads});
-    return layout == "BSH" ? split.transpose(1, 2) : split.permute({1, 2, 0, 3});
-}
-
-// Rows [begin, end) of a packed tensor (T, N, D) as (1, N, S, D).
-Tensor by_head(const Tensor& packed, int64_t begin, int64_t end) {
-    return packed.narrow(0, begin, end - begin).transpose(0, 1).unsqueeze(0);
-}
-
-// One batch that shares its lengths: everything as (B, N, S, ·) views of the arguments.
-struct Block {
-    SequenceOf sequence;
-    Tensor query, query_rope, key, key_rope, value;
-    Tensor out, dout, dquery, dquery_rope, dkey, dkey_rope, dvalue;
-    Tensor softmax_max, softmax_sum;  // (B, N, S, 8)
-    Tensor kept;                      // dropout's factor, or undefined
-    int64_t queries() const { return query.size(2); }
-    int64_t keys() const { return key.size(2); }
-};
-
-Tensor dropout_factor(const Attention& attention, at::IntArrayRef shape, int64_t first_bit) {
-    if (!attention.drop_bits.defined()) return {};
-    const Tensor bits = unpack_bits(attention.drop_bits, first_bit, c10::multiply_integers(shape));
-    return bits.view(shape).to(at::kFloat) / attention.keep_prob;
-}
-
-int64_t key_heads(const Attention& a) {
-    if (a.layout == "BNSD") return a.key.size(1);
-    if (a.layout == "BSND") return a.key.size(2);
-    const int64_t head_size = a.query.size(-1) / a.heads;
-    return a.key.size(-1) / head_size;
-}
-
-Block dense_block(const Attention& a, const AttentionGrad& io) {
-    const auto view = [&](const Tensor& tensor, int64_t heads) {
-        return tensor.defined() ? by_head(tensor, a.layout, heads) : tensor;
-    };
-    const int64_t n = a.heads, nk = key_heads(a);
-    Block block{{}, view(a.query, n), view(a.query_rope, n), view(a.key, nk), view(a.key_rope, nk), view(a.value, nk),
-                view(io.out, n), view(io.dout, n), view(io.dquery, n), view(io.dquery_rope, n), view(io.dkey, nk),
-                view(io.dkey_rope, nk), view(io.dvalue, nk), io.softmax_max, io.softmax_sum, {}};
-    block.kept = dropout_factor(a, {block.query.size(0), n, block.queries(), block.keys()}, 0);
-    return block;
-}
-
-// Statistics of one packed sequence. By default the sequences lie one after the other, each as (N, S, 8).
-Tensor packed_statistics(const Attention& a, const Tensor& statistics, int64_t begin, int64_t end) {
-    if (!a.softmax_layout.empty()) return by_head(statistics, begin, end);
-    const int64_t heads = statistics.size(1);
-    return statistics.view({-1, kStatisticsWidth})
-        .narrow(0, begin * heads, (end - begin) * heads)
-        .view({1, heads, end - begin, kStatisticsWidth});
-}
-
-std::vector<Block> packed_blocks(const Attention& a, const AttentionGrad& io) {
-    std::vector<Block> blocks;
-    int64_t query_begin = 0, key_begin = 0, first_bit = 0;
-    const auto count = static_cast<int64_t>(a.query_ends.size());
-    for (int64_t i = 0; i < count; ++i) {
-        const int64_t query_end = a.query_ends[i], key_end = a.key_ends[i];
-        if (query_end <= query_begin || key_end <= key_begin) continue;  // an empty sequence, or padding at the end
-        const auto rows = [&](const Tensor& t) { return t.defined() ? by_head(t, query_begin, query_end) : t; };
-        const auto columns = [&](const Tensor& t) { return t.defined() ? by_head(t, key_begin, key_end) : t; };
-        Block block{{i, count}, rows(a.query), rows(a.query_rope), columns(a.key), columns(a.key_rope),
-                    columns(a.value), rows(io.out), rows(io.dout), rows(io.dquery), rows(io.dquery_rope),
-                    columns(io.dkey), columns(io.dkey_rope), columns(io.dvalue),
-                    packed_statistics(a, io.softmax_max, query_begin, query_end),
-                    packed_statistics(a, io.softmax_sum, query_begin, query_end), {}};
-        const int64_t scores = block.query.size(1) * block.queries() * block.keys();
-        block.kept = dropout_factor(a, {1, block.query.size(1), block.queries(), block.keys()}, first_bit);
-        first_bit += scores;
-        query_begin = query_end;
-        key_begin = key_end;
-        blocks.push_back(std::move(block));
-    }
-    return blocks;
-}
-
-std::vector<Block> blocks_of(const Attention& a, const AttentionGrad& io) {
-    if (a.layout == "TND") return packed_blocks(a, io);
-    return {dense_block(a, io)};
-}
-
-// Repeats each key head for the query heads that share it.
+// Repeats each key head for the query heads that share it. (heads, K, D)
 Tensor for_queries(const Tensor& key, int64_t heads) {
-    return key.size(1) == heads ? wide(key) : wide(key).repeat_interleave(heads / key.size(1), 1);
+    return key.size(0) == heads ? key : key.repeat_interleave(heads / key.size(0), 0);
 }
 
 // The opposite, for gradients.
 Tensor for_keys(const Tensor& grad, int64_t heads) {
-    return grad.size(1) == heads ? grad : grad.unflatten(1, {heads, grad.size(1) / heads}).sum(2);
+    return grad.size(0) == heads ? grad : grad.unflatten(0, {heads, grad.size(0) / heads}).sum(1);
 }
 
 Tensor with_rope(const Tensor& tensor, const Tensor& rope) {
     return rope.defined() ? at::cat({wide(tensor), wide(rope)}, -1) : wide(tensor);
 }
 
-struct Scores {
-    Tensor query, key;  // float32, with the rotary part, key repeated to all heads
-    Tensor value;       // (B, N, Q, K)
-    Tensor masked;
+// One unit's keys and values in float32, and what a tile of it needs of them.
+struct KeyValue {
+    Tensor key, value;  // (key heads, K, D)
+    int64_t key_head, group;
+
+    KeyValue(const Block& block, const Unit& unit, int64_t group)
+        : key(wide(heads_of(block.key, unit))),
+          value(wide(heads_of(block.value, unit))),
+          key_head(unit.key_head),
+          group(group) {
+        if (block.key_rope.defined()) key = with_rope(key, heads_of(block.key_rope, unit));
+    }
+
+    bool whole(const Tile& tile) const { return tile.heads == key.size(0) * group; }
+    // Of `tensor` (key heads, K, ·), what the tile's query heads share: views unless a key head is shared by several.
+    Tensor shared(const Tensor& tensor, const Tile& tile) const {
+        return whole(tile) ? tensor : tensor.narrow(0, tile.head / group - key_head, 1);
+    }
+    Tensor of(const Tensor& tensor, const Tile& tile) const { return for_queries(shared(tensor, tile), tile.heads); }
 };
 
-Scores scores_of(const Attention& a, const Block& block) {
+struct Scores {
+    Tensor query;   // (heads, rows, D), times the scale
+    Tensor value;   // (heads, rows, K)
+    Tensor masked;  // broadcastable to it, or undefined
+};
+
+Scores scores_of(const Attention& a, const Block& block, const Tensor& masked, const Tile& tile, const Tensor& key) {
     Scores s;
-    const int64_t heads = block.query.size(1);
-    s.query = with_rope(block.query, block.query_rope);
-    s.key = for_queries(with_rope(block.key, block.key_rope), heads);
-    s.value = s.query.matmul(s.key.transpose(-1, -2));
-    if (a.pse.defined() && a.pse_type == 1) s.value.add_(wide(a.pse));
-    s.value.mul_(a.scale);
-    if (a.pse.defined() && a.pse_type == 0) s.value.add_(wide(a.pse));
-    s.masked = masked_scores(a, block.sequence, block.queries(), block.keys());
-    if (s.masked.defined()) s.value.masked_fill_(s.masked, kMasked);
+    s.query = wide(rows_of(block.query, tile));
+    if (block.query_rope.defined()) s.query = with_rope(s.query, rows_of(block.query_rope, tile));
+    s.query = s.query.mul(a.scale);
+    s.value = at::bmm(s.query, key.transpose(-1, -2));  // (heads, rows, D) x (heads, D, K)
+    if (a.pse.defined()) s.value.add_(wide(part(a.pse, tile)), a.pse_type == 1 ? a.scale : 1.0);
+    if (masked.defined()) {
+        s.masked = part(masked, tile);
+        fill_masked(s.value, s.masked, kMasked);
+    }
     return s;
 }
 
-// Exponentials relative to `maximum`, in place of the scores: what is as large as they are is not made twice.
-// A row with nothing but masked scores has none.
-Tensor exponentials(Scores& s, const Tensor& maximum) {
-    s.value.sub_(maximum).exp_();
-    return s.masked.defined() ? s.value.masked_fill_(s.masked, 0) : s.value;
+// exp(score - shift) in place of the scores, 0 where masked.
+Tensor exponentials(Scores& s, const Tensor& shift) {
+    s.value.sub_(shift);
+    if (!s.masked.defined()) return s.value.exp_();
+    // The library's exp takes ten times as long where its result is 0 or below the least normal number.
+    s.value.clamp_min_(kLeastExponent).exp_();
+    fill_masked(s.value, s.masked, 0);
+    return s.value;
 }
 
-// In place; 0 where the sum is, since all its parts are.
-Tensor divided(const Tensor& part, const Tensor& sum) { return part.div_(at::where(sum > 0, sum, 1.0)); }
+// 1 where the sum is 0, since all its parts are.
+Tensor divisor(const Tensor& sum) { return at::where(sum > 0, sum, 1.0); }
 
-Tensor sink_logits(const Attention& a) { return wide(a.sink).view({1, -1, 1, 1}); }
+Tensor sink_logits(const Attention& a, const Tile& tile) {
+    return wide(a.sink).view({-1, 1, 1}).narrow(0, tile.head, tile.heads);
+}
+
+// Calls `work` for each unit, several at once where no two write to one place.
+template <class Work>
+void for_each_unit(const Tiling& tiling, bool apart, const Work& work) {
+    const std::vector<Unit> units = tiling.units();
+    const auto count = static_cast<int64_t>(units.size());
+    at::parallel_for(0, count, apart ? 1 : std::max<int64_t>(count, 1), [&](int64_t begin, int64_t end) {
+        at::NoGradGuard no_grad;
+        at::AutoDispatchBelowADInplaceOrView below_autograd;  // a thread of OpenMP's does not inherit it
+        for (int64_t i = begin; i < end; ++i) work(units[i]);
+    });
+}
 
 }  // namespace
 
@@ -181,6 +136,20 @@ void clear(const Attention& a, std::initializer_list<Tensor> outputs) {
         if (output.defined()) output.zero_();
 }
 
+void forward_tile(const Attention& a, const Block& block, const Tensor& masked, const KeyValue& kv, const Tile& tile) {
+    Scores s = scores_of(a, block, masked, tile, kv.of(kv.key, tile));
+    Tensor maximum = s.value.amax(-1, true);
+    if (a.sink.defined()) maximum = at::maximum(maximum, sink_logits(a, tile));
+    const Tensor weights = exponentials(s, maximum);
+    Tensor sum = weights.sum(-1, true);
+    if (a.sink.defined()) sum = sum + (sink_logits(a, tile) - maximum).exp();
+    if (block.kept.defined()) weights.mul_(part(block.kept, tile));
+    const Tensor out = at::bmm(weights, kv.of(kv.value, tile));  // (heads, rows, K) x (heads, K, D)
+    rows_of(block.out, tile).copy_(out.div_(divisor(sum)));
+    rows_of(block.softmax_max, tile).copy_(maximum.expand({-1, -1, block.softmax_max.size(-1)}));
+    rows_of(block.softmax_sum, tile).copy_(sum.expand({-1, -1, block.softmax_sum.size(-1)}));
+}
+
 }  // namespace
 
 void attention_forward(const Attention& a, const AttentionResult& result) {
@@ -190,21 +159,31 @@ void attention_forward(const Attention& a, const AttentionResult& result) {
     io.softmax_max = result.softmax_max;
     io.softmax_sum = result.softmax_sum;
     for (const Block& block : blocks_of(a, io)) {
-        Scores s = scores_of(a, block);
-        Tensor maximum = s.value.amax(-1, true);
-        if (a.sink.defined()) maximum = at::maximum(maximum, sink_logits(a));
-        Tensor weights = exponentials(s, maximum);
-        Tensor sum = weights.sum(-1, true);
-        if (a.sink.defined()) sum = sum + (sink_logits(a) - maximum).exp();
-        weights = divided(weights, sum);
-        if (block.kept.defined()) weights.mul_(block.kept);
-        block.out.copy_(weights.matmul(for_queries(block.value, block.query.size(1))));
-        block.softmax_max.copy_(maximum.expand_as(block.softmax_max));
-        block.softmax_sum.copy_(sum.expand_as(block.softmax_sum));
+        const Tiling tiling(block);
+        const Tensor masked = masked_scores(a, block.sequence, block.queries(), block.keys());
+        for_each_unit(tiling, true, [&](const Unit& unit) {
+            const KeyValue kv(block, unit, tiling.group);
+            for (const Tile& tile : tiling.tiles(unit)) forward_tile(a, block, masked, kv, tile);
+        });
     }
 }
 
 namespace {
+
+// Gradients that several tiles add to, in float32.
+struct Sums {
+    Tensor dkey, dvalue;  // (key heads, K, D), of one unit
+    Tensor dpse;          // as the bias, or undefined
+};
+
+// Adds left^T x right, (heads, K, rows) x (heads, rows, D), to the gradient of the key heads they share.
+void add_to_keys(const Tensor& grad, const KeyValue& kv, const Tile& tile, const Tensor& left, const Tensor& right) {
+    const Tensor shared = kv.shared(grad, tile), transposed = left.transpose(-1, -2);
+    if (shared.size(0) == tile.heads)
+        shared.baddbmm_(transposed, right);
+    else
+        shared.add_(for_keys(at::bmm(transposed, right), shared.size(0)));
+}
 
 void write_rope_parts(const Tensor& grad, const Tensor& plain, const Tensor& rope) {
     const int64_t size = plain.size(-1);
@@ -212,33 +191,60 @@ void write_rope_parts(const Tensor& grad, const Tensor& plain, const Tensor& rop
     if (rope.defined()) rope.copy_(grad.narrow(-1, size, rope.size(-1)));
 }
 
+void backward_tile(const Attention& a, const Block& block, const Tensor& masked, const KeyValue& kv, const Tile& tile,
+                   const AttentionGrad& grad, const Sums& sums) {
+    const Tensor key = kv.of(kv.key, tile);
+    Scores s = scores_of(a, block, masked, tile, key);
+    const Tensor maximum = rows_of(block.softmax_max, tile).narrow(-1, 0, 1);
+    const Tensor sum = rows_of(block.softmax_sum, tile).narrow(-1, 0, 1);
+    const Tensor weights = exponentials(s, maximum + sum.log());
+    const Tensor dout = wide(rows_of(block.dout, tile));
+    const Tensor kept = block.kept.defined() ? part(block.kept, tile) : Tensor();
+    add_to_keys(sums.dvalue, kv, tile, kept.defined() ? weights * kept : weights, dout);
+    Tensor dweights = at::bmm(dout, kv.of(kv.value, tile).transpose(-1, -2));  // (heads, rows, D) x (heads, D, K)
+    if (kept.defined()) dweights.mul_(kept);
+    const Tensor average = (dout * wide(rows_of(block.out, tile))).sum(-1, true);
+    const Tensor dlogits = dweights.sub_(average).mul_(weights);
+    const Tensor drope = block.dquery_rope.defined() ? rows_of(block.dquery_rope, tile) : Tensor();
+    const Tensor dquery = at::bmm(dlogits, key).mul_(a.scale);  // (heads, rows, K) x (heads, K, D)
+    write_rope_parts(dquery, rows_of(block.dquery, tile), drope);
+    add_to_keys(sums.dkey, kv, tile, dlogits, s.query);
+    if (sums.dpse.defined()) {
+        const Tensor target = part(sums.dpse, tile);
+        target.add_(dlogits.sum_to_size(target.sizes()), a.pse_type == 1 ? a.scale : 1.0);
+    }
+    if (grad.dsink.defined() && a.sink.defined()) {
+        const Tensor share = (sink_logits(a, tile) - maximum).exp() / divisor(sum);
+        grad.dsink.view({-1}).narrow(0, tile.head, tile.heads).sub_((share * average).sum({1, 2}));
+    }
+}
+
+void backward_unit(const Attention& a, const Block& block, const Tensor& masked, const Tiling& tiling,
+                   const Unit& unit, const AttentionGrad& grad, const Tensor& dpse) {
+    const KeyValue kv(block, unit, tiling.group);
+    const Sums sums{at::zeros_like(kv.key), at::zeros_like(kv.value), dpse};
+    for (const Tile& tile : tiling.tiles(unit)) backward_tile(a, block, masked, kv, tile, grad, sums);
+    const Tensor drope = block.dkey_rope.defined() ? heads_of(block.dkey_rope, unit) : Tensor();
+    write_rope_parts(sums.dkey, heads_of(block.dkey, unit), drope);
+    heads_of(block.dvalue, unit).copy_(sums.dvalue);
+}
+
 }  // namespace
 
 void attention_backward(const Attention& a, const AttentionGrad& grad) {
     clear(a, {grad.dquery, grad.dquery_rope, grad.dkey, grad.dkey_rope, grad.dvalue});
     if (grad.dsink.defined()) grad.dsink.zero_();
+    const bool has_dpse = grad.dpse.defined() && a.pse.defined();
+    const Tensor dpse = has_dpse ? at::zeros_like(wide(a.pse)) : Tensor();
     for (const Block& block : blocks_of(a, grad)) {
-        const int64_t heads = block.query.size(1), keys = block.key.size(1);
-        Scores s = scores_of(a, block);
-        const Tensor maximum = block.softmax_max.narrow(-1, 0, 1), sum = block.softmax_sum.narrow(-1, 0, 1);
-        const Tensor weights = divided(exponentials(s, maximum), sum);
-        const Tensor dout = wide(block.dout);
-        const Tensor used = block.kept.defined() ? weights * block.kept : weights;
-        block.dvalue.copy_(for_keys(used.transpose(-1, -2).matmul(dout), keys));
-        Tensor dweights = dout.matmul(for_queries(block.value, heads).transpose(-1, -2));
-        if (block.kept.defined()) dweights.mul_(block.kept);
-        const Tensor average = (dout * wide(block.out)).sum(-1, true);
-        const Tensor dlogits = dweights.sub_(average).mul_(weights);
-        const Tensor dscores = dlogits * a.scale;
-        write_rope_parts(dscores.matmul(s.key), block.dquery, block.dquery_rope);
-        write_rope_parts(for_keys(dscores.transpose(-1, -2).matmul(s.query), keys), block.dkey, block.dkey_rope);
-        if (grad.dpse.defined() && a.pse.defined())
-            put(grad.dpse, sum_to_shape(a.pse_type == 1 ? dscores : dlogits, a.pse.sizes()));
-        if (grad.dsink.defined() && a.sink.defined()) {
-            const Tensor share = divided((sink_logits(a) - maximum).exp(), sum);
-            grad.dsink.add_((share * average).sum({0, 2, 3}).neg().view_as(grad.dsink));
-        }
+        const Tiling tiling(block);
+        const Tensor masked = masked_scores(a, block.sequence, block.queries(), block.keys());
+        const bool apart = !has_dpse && !grad.dsink.defined();
+        for_each_unit(tiling, apart, [&](const Unit& unit) {
+            backward_unit(a, block, masked, tiling, unit, grad, dpse);
+        });
     }
+    if (has_dpse) put(grad.dpse, dpse);
 }
 
 }  // namespace npu_sim

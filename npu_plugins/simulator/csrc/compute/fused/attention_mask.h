@@ -15,6 +15,10 @@ struct SequenceOf {
 at::Tensor masked_scores(const Attention& attention, const SequenceOf& sequence, int64_t query_length,
                          int64_t key_length);
 
+// Writes `value` into contiguous scores (heads, rows, K) where `masked`, broadcastable to them, is true. Several times
+// as fast as masked_fill_, which looks at one element at a time.
+void fill_masked(const at::Tensor& scores, const at::Tensor& masked, double value);
+
 void check_mask(const Attention& attention);
 
 }  // namespace npu_sim
