@@ -121,7 +121,9 @@ def check_bias_and_statistics(size: int) -> None:
 
 def check_sink(size: int) -> None:
     """A sink adds to the denominator alone and gets its gradient."""
-    values = [make((1, 2, size, 8), seed, torch.float32) for seed in range(3)] + [make((2,), 3, torch.float32)]
+    values = [make((1, 2, size, 8), seed, torch.float32) for seed in range(3)] + [
+        make((2,), 3, torch.float32)
+    ]
     on_npu = [value.npu().requires_grad_() for value in values]
     on_cpu = [value.clone().requires_grad_() for value in values]
     fused = torch.ops.npu.npu_fusion_attention(*on_npu[:3], 2, "BNSD", scale=0.5, sink=on_npu[3])
