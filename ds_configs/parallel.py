@@ -58,8 +58,12 @@ class ParallelConfig:
         Raises:
             DsConfigError: ``tp`` × ``pp`` does not divide ``world_size``, or a degree is refused.
         """
-        if tp < 1 or pp < 1 or world_size < 1 or world_size % (tp * pp):
+        for name, degree in (("tp", tp), ("pp", pp), ("the world size", world_size)):
+            if degree < 1:
+                raise DsConfigError(f"{name} is {degree}; give a whole number of ranks, 1 or more")
+        if world_size % (tp * pp):
             raise DsConfigError(
-                f"tp={tp} × pp={pp} does not divide {world_size} ranks; choose degrees whose product does"
+                f"tp={tp} × pp={pp} does not divide {world_size} ranks: it needs {tp * pp} or a multiple; "
+                "choose degrees whose product divides the ranks"
             )
         return cls(tp, pp, world_size // (tp * pp), ep, sequence_parallel)

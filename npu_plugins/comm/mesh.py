@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -69,8 +70,9 @@ class ProcessMesh(MegatronGetters):
                 "A mesh needs torch.distributed's default process group; call deepspeed.init_distributed() "
                 "or torch.distributed.init_process_group() first"
             )
-        check_world_size(config, dist.get_world_size())
-        backend = backend_of(None) if backend is None else backend
+        world_size = dist.get_world_size()
+        check_world_size(config, world_size, int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))
+        backend = (backend_of(None) if backend is None else backend).lower()
         device = device_for(backend, device)
         topology = Topology(config)
         if timeout is None:
@@ -128,22 +130,22 @@ class ProcessMesh(MegatronGetters):
         )
 
 
-def check_world_size(config: ParallelConfig, world_size: int) -> None:
-    """Refuse degrees that do not multiply out to `world_size`.
+def check_world_size(config: ParallelConfig, world_size: int, per_node: int) -> None:
+    """Refuse degrees that do not multiply out to `world_size`, of which `per_node` ranks run on each node.
 
     Raises:
         CommError: with the arithmetic.
     """
     if config.world_size == world_size:
         return
-    degrees = " × ".join(f"{axis} {getattr(config, axis)}" for axis in ("tp", "pp", "dp"))
+    nodes = world_size // per_node
+    started = f"--num_gpus {per_node}" + (f" on {nodes} nodes ({world_size} ranks)" if nodes > 1 else "")
     unit = config.tp * config.pp
-    mend = (
-        f"for these {world_size} ranks take dp {world_size // unit}"
-        if world_size % unit == 0
-        else f"start {config.world_size} ranks, or choose tp × pp that divides {world_size}"
-    )
-    raise CommError(
-        f"{degrees} needs {config.world_size} ranks, but the job was started with {world_size} "
-        f"(--num_gpus or WORLD_SIZE); {mend}"
-    )
+    if world_size % unit:
+        degrees, needed = f"tp {config.tp} × pp {config.pp}", f"{unit}"
+        multiple = " or a multiple of that" if world_size > unit else ""
+        mend = f"start as many, or choose tp and pp whose product divides {world_size}"
+    else:
+        degrees, needed = f"tp {config.tp} × pp {config.pp} × dp {config.dp}", f"{config.world_size}"
+        multiple, mend = "", f"start as many, or take dp {world_size // unit}"
+    raise CommError(f"{started} with {degrees} needs {needed} ranks{multiple}; {mend}")

@@ -1,0 +1,135 @@
+"""The norm of a model's gradient whose parts lie on several ranks, each part counted once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+
+from npu_plugins.comm.errors import CommError
+from npu_plugins.comm.mesh import ProcessMesh
+
+EPSILON = 1e-6
+"""Added to the norm before dividing by it, as torch and DeepSpeed do."""
+
+
+def counts_here(parameter: torch.Tensor, mesh: ProcessMesh) -> bool:
+    """Return whether this rank counts a parameter for the tensor-parallel group's norm.
+
+    A replicated parameter is counted by the group's first rank; a divided one (``tensor_model_parallel``,
+    Megatron's mark) by every rank, or by the first of those that hold the same shard where there are fewer
+    shards than ranks (``parameter.shard.size``: key and value heads fewer than ranks). A tied parameter's
+    further copies on other pipeline stages (``ds_pipe_replicated``, DeepSpeed's mark) are counted by nobody.
+    """
+    if getattr(parameter, "ds_pipe_replicated", False):
+        return False
+    place = mesh.rank("tp")
+    shard = getattr(parameter, "shard", None)
+    if shard is None:
+        return place == 0 or bool(getattr(parameter, "tensor_model_parallel", False))
+    return place % (mesh.size("tp") // shard.size) == 0
+
+
+def count_once(parameters: Iterable[torch.nn.Parameter], mesh: ProcessMesh) -> None:
+    """Set Megatron's marks so that DeepSpeed's own norms count every gradient once; call before `initialize`.
+
+    DeepSpeed 0.19.8 counts a parameter on model-parallel rank 0 and wherever it carries a mark. By itself
+    that counts shards that several ranks hold several times, and in fp32 leaves out the replicated parameters
+    of pipeline stages after the first (runtime/utils.py:394).
+    Calling it twice changes nothing.
+    """
+    later_stage = mesh.rank("tp") == 0 and mesh.rank("pp") > 0
+    for parameter in parameters:
+        counted = counts_here(parameter, mesh)
+        if getattr(parameter, "shard", None) is not None:
+            parameter.tensor_model_parallel = counted
+        if later_stage:
+            parameter.model_parallel = counted
+
+
+def gradient_norm(
+    parameters: Iterable[torch.Tensor], mesh: ProcessMesh, *, norm_type: float = 2.0
+) -> torch.Tensor:
+    """Return the norm of the whole model's gradient, equal on every rank of the model-parallel group.
+
+    Gradients must be averaged over the data-parallel group already. Every rank of the group must call this,
+    also one whose parameters have no gradients. Expert parameters (``allreduce = False``, DeepSpeed's mark)
+    are summed over the expert-parallel group as well. Norms are taken in fp32 whatever the gradients' dtype.
+
+    Args:
+        parameters: this rank's; those without a gradient are passed over.
+        mesh: gives the groups.
+        norm_type: p of the p-norm, above 0, or `math.inf`.
+
+    Returns:
+        A scalar in fp32 on `mesh.device`; nan or inf if a gradient is.
+
+    Raises:
+        CommError: norm_type is no such number, or a gradient is on another device than the mesh.
+    """
+    if not norm_type > 0:
+        raise CommError(f"norm_type is {norm_type}; give a number above 0, or math.inf")
+    norms: dict[bool, list[torch.Tensor]] = {False: [], True: []}
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        if gradient.device != mesh.device:
+            raise CommError(
+                f"A gradient of shape {list(gradient.shape)} is on {gradient.device}, but the mesh "
+                f"communicates on {mesh.device}; move the model there, or make the mesh with "
+                f"device={gradient.device.type!r}"
+            )
+        if counts_here(parameter, mesh):
+            expert = not getattr(parameter, "allreduce", True)
+            norms[expert].append(torch.linalg.vector_norm(gradient.detach(), norm_type, dtype=torch.float32))
+    dense, experts = (_combined(norms[expert], norm_type, mesh.device) for expert in (False, True))
+    largest = math.isinf(norm_type)
+    op = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+    if mesh.size("ep") > 1:
+        dist.all_reduce(experts, op=op, group=mesh.group("ep"))
+    total = torch.maximum(dense, experts) if largest else dense + experts
+    if mesh.size("model") > 1:
+        dist.all_reduce(total, op=op, group=mesh.group("model"))
+    return total if largest else total.pow(1.0 / norm_type)
+
+
+def clip_grad_norm_(
+    parameters: Iterable[torch.Tensor], max_norm: float, mesh: ProcessMesh, *, norm_type: float = 2.0
+) -> torch.Tensor:
+    """Scale gradients in place so that the whole model's gradient is no longer than `max_norm`.
+
+    As torch.nn.utils.clip_grad_norm_, for a model that lies on several ranks; nothing waits for the device.
+
+    Args:
+        parameters: this rank's.
+        max_norm: 0 or more; `math.inf` only measures.
+        mesh: gives the groups; see `gradient_norm`.
+        norm_type: p of the p-norm, above 0, or `math.inf`.
+
+    Returns:
+        The norm before clipping, a scalar in fp32 on `mesh.device`.
+
+    Raises:
+        CommError: max_norm is below 0 or nan, or as `gradient_norm`.
+    """
+    if not max_norm >= 0:
+        raise CommError(f"max_norm is {max_norm}; give a norm of 0 or more (math.inf only measures)")
+    parameters = list(parameters)
+    norm = gradient_norm(parameters, mesh, norm_type=norm_type)
+    if not math.isinf(max_norm):
+        factor = (max_norm / (norm + EPSILON)).clamp(max=1.0)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+    return norm
+
+
+def _combined(norms: list[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:
+    """The sum of p-th powers, or the largest for the infinity norm; 0 for none."""
+    if not norms:
+        return torch.zeros((), device=device)
+    stacked = torch.stack(norms)
+    return stacked.max() if math.isinf(norm_type) else stacked.pow(norm_type).sum()
