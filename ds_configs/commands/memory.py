@@ -5,9 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ds_configs.sizes import parse_bytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ds_configs.memory import MemoryJob
 
 HELP = "estimate the memory of a training job, term by term"
 
@@ -47,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
     from ds_configs.memory.changes import cheapest_ways
     from ds_configs.memory.report import as_json, sentences, table
 
-    job = _job(args)
+    job, notes = _job(args)
     result = estimate(job)
-    capacity = parse_bytes(args.hbm) if args.hbm else None
+    capacity = None if args.hbm is None else parse_bytes(args.hbm)
     short = capacity is not None and not result.fits(capacity)
     ways = cheapest_ways(job, capacity) if short and capacity is not None else []
     if args.plot:
@@ -57,33 +62,42 @@ def run(args: argparse.Namespace) -> int:
 
         draw(job, args.plot, capacity)
     if args.format == "json":
-        print(json.dumps(as_json(job, result, capacity, ways), indent=2, ensure_ascii=False))
+        report = {**as_json(job, result, capacity, ways), "notes": notes}
+        print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
-        from rich.console import Console
-
-        console = Console(highlight=False)
-        console.print(table(result))
-        for line in sentences(job, result, capacity, ways):
-            console.print(line, soft_wrap=True)
+        _print_text(table(result), [*notes, *sentences(job, result, capacity, ways)])
     return 1 if short else 0
 
 
-def _job(args: argparse.Namespace) -> Any:
-    from ds_configs.memory.settings import job_of_settings, read_settings, tensor_parallel_size
-    from ds_configs.models import ModelShape, find_model
+def _print_text(table: Table, lines: list[str]) -> None:
+    """Print from rich's buffer: rich itself would end with status 1 where the reader, as `head`, has gone."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    with console.capture() as captured:
+        console.print(table)
+        for line in lines:
+            console.print(line, soft_wrap=True, markup=False)
+    print(captured.get(), end="")
+
+
+def _job(args: argparse.Namespace) -> tuple[MemoryJob, list[str]]:
+    """Return the job, and what was assumed because the configuration leaves it open."""
+    from ds_configs.memory.settings import assumptions, job_of_settings, read_settings, tensor_parallel_size
+    from ds_configs.models import find_or_size
     from ds_configs.parallel import ParallelConfig
 
-    shape = ModelShape.from_parameters(args.params) if args.params else find_model(args.model)
-    config: Mapping[str, Any] = read_settings(args.config) if args.config else {}
-    tp = args.tp or tensor_parallel_size(config)
-    world = args.world_size or tp * args.pp
+    shape = find_or_size(args.model, args.params, args.seq)
+    config: Mapping[str, Any] = {} if args.config is None else read_settings(args.config)
+    tp = tensor_parallel_size(config) if args.tp is None else args.tp
+    world = tp * args.pp if args.world_size is None else args.world_size
     parallel = ParallelConfig.of_world(world, tp, args.pp, args.ep, args.sequence_parallel)
     fields = (
         "stage", "dtype", "micro_batch", "accumulation", "recomputation", "attention", "kernels", "schedule",
         "chunks", "offload_optimizer", "offload_param",
     )  # fmt: skip
     flags = {field: getattr(args, field) for field in fields}
-    flags["sequence"] = args.seq or min(shape.max_positions, 4096)
-    if args.hccl_buffer:
+    flags["sequence"] = min(shape.max_positions, 4096) if args.seq is None else args.seq
+    if args.hccl_buffer is not None:
         flags["hccl_buffer"] = parse_bytes(args.hccl_buffer)
-    return job_of_settings(config, shape, parallel, **flags)
+    return job_of_settings(config, shape, parallel, **flags), assumptions(config, **flags)

@@ -17,7 +17,6 @@ from ds_configs.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from ds_configs.hardware import Hardware
-    from ds_configs.models import ModelShape
 
 HELP = "propose the fastest strategy that fits"
 DOES_NOT_FIT = 1
@@ -74,10 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan and write its configuration; 1 where nothing fits."""
     from ds_configs.generate import to_text as config_text
+    from ds_configs.models import find_or_size
     from ds_configs.plan import PlanRequest, ds_config, nearest_miss, plan, to_data, to_text
 
     request = PlanRequest(
-        shape=_shape(args),
+        shape=find_or_size(args.model, args.params, args.seq),
         npus=args.npus,
         hardware=_hardware(args),
         seq=args.seq,
@@ -105,12 +105,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _shape(args: argparse.Namespace) -> ModelShape:
-    from ds_configs.models import ModelShape, find_model
-
-    return find_model(args.model) if args.model else ModelShape.from_parameters(args.params)
-
-
 def _hardware(args: argparse.Namespace) -> Hardware:
     from ds_configs.hardware import load_hardware
 
@@ -118,8 +112,8 @@ def _hardware(args: argparse.Namespace) -> Hardware:
         return None if gigabytes is None else gigabytes * GB
 
     return load_hardware(args.hardware).with_figures(
-        hbm_bytes=parse_bytes(args.hbm) if args.hbm else None,
-        host_bytes=parse_bytes(args.host_memory) if args.host_memory else None,
+        hbm_bytes=None if args.hbm is None else parse_bytes(args.hbm),
+        host_bytes=None if args.host_memory is None else parse_bytes(args.host_memory),
         link_bandwidth=in_bytes(args.link_bandwidth),
         peer_bandwidth=in_bytes(args.peer_bandwidth),
         network_bandwidth=in_bytes(args.network_bandwidth),

@@ -36,7 +36,9 @@ def batch_keys(request: ConfigRequest) -> dict[str, Any]:
         if {"train_batch", "micro_batch"} <= left_out:
             raise DsConfigError("train_batch and micro_batch are both left out; DeepSpeed needs one of them")
         return {key: given.get(name, AUTO) for name, key in KEYS.items() if name not in left_out}
-    complete = {name: value for name, value in _completed(given, replicas).items() if name not in left_out}
+    complete = {
+        name: value for name, value in complete_batch(given, replicas).items() if name not in left_out
+    }
     if request.autotp:
         complete.pop("train_batch", None)
         if set(complete) != {"micro_batch", "accumulation"}:
@@ -47,8 +49,12 @@ def batch_keys(request: ConfigRequest) -> dict[str, Any]:
     return {KEYS[name]: complete[name] for name in KEYS if name in complete}
 
 
-def _completed(given: dict[str, int], replicas: int | None) -> dict[str, int]:
-    """Return ``given`` with what follows from it."""
+def complete_batch(given: dict[str, int], replicas: int | None) -> dict[str, int]:
+    """Return ``given``, one to three of `KEYS`, with what follows from it on ``replicas`` ranks if known.
+
+    Raises:
+        DsConfigError: neither batch is given, or the numbers do not multiply out.
+    """
     if not set(given) & {"train_batch", "micro_batch"}:
         raise DsConfigError(
             "plain DeepSpeed needs a batch in numbers; give micro_batch, or train_batch and accumulation"

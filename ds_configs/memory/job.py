@@ -16,6 +16,8 @@ OffloadDevice = Literal["none", "cpu", "nvme"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipev"]
 Kernels = Literal["transformers", "megatron"]
 
+TWO_CHUNKS = ("zb-v", "dualpipev")
+"""Schedules that give each rank one chunk of layers going down the V and one coming up."""
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Size of one element."""
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -113,10 +115,8 @@ class MemoryJob:
             raise DsConfigError(
                 f"pp={parallel.pp} with ZeRO stage {self.stage}: DeepSpeed's pipeline takes stage 0 or 1"
             )
-        if parallel.pp * self.chunks > self.shape.layers:
-            raise DsConfigError(
-                f"{self.shape.layers} layers cannot fill pp={parallel.pp} × {self.chunks} chunks; lower pp"
-            )
+        self._check_schedule()
+        self._check_recomputation()
         if self.offload_param != "none" and self.stage != 3:
             raise DsConfigError(
                 f"offload_param needs ZeRO stage 3, not {self.stage}; DeepSpeed ignores it otherwise"
@@ -132,8 +132,33 @@ class MemoryJob:
                 f"gradients in {self.gradient_dtype} beside {self.dtype} weights need ZeRO stage 1 or more: "
                 "DeepSpeed refuses the mix under stage 0"
             )
-        if parallel.ep > 1 and self.shape.moe is None:
-            raise DsConfigError(f"ep={parallel.ep} divides experts, but {self.shape.name} has none")
+
+    def _check_schedule(self) -> None:
+        pp, schedule = self.parallel.pp, self.schedule
+        self.shape.check_job(self.parallel, self.sequence, 2 if schedule in TWO_CHUNKS else self.chunks)
+        if pp == 1 and schedule != "1f1b":
+            raise DsConfigError(
+                f"schedule {schedule} orders the stages of a pipeline, but pp is 1; set pp > 1, or drop it"
+            )
+        if (self.chunks > 1) != (schedule == "interleaved"):
+            raise DsConfigError(
+                f"chunks is {self.chunks} with schedule {schedule}: the interleaved schedule has 2 or more "
+                "chunks a rank, and no other a choice; change one of the two"
+            )
+
+    def _check_recomputation(self) -> None:
+        if self.recomputation != "selective":
+            return
+        if self.kernels != "megatron":
+            raise DsConfigError(
+                "selective recomputation is Megatron's, and transformers recomputes whole layers; choose "
+                "full, or the kernels of megatron"
+            )
+        if self.attention != "eager":
+            raise DsConfigError(
+                "selective recomputation saves the scores of eager attention, and flash attention keeps "
+                "none; choose none or full"
+            )
 
     @property
     def mixed(self) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from ds_configs.config_file import read_config
 from ds_configs.errors import DsConfigError
+from ds_configs.generate.batch import KEYS, complete_batch
 from ds_configs.memory.job import Buckets, MemoryJob
 from ds_configs.models import ModelShape
 from ds_configs.parallel import ParallelConfig
@@ -39,21 +39,31 @@ DTYPE_NAMES = {
 }
 
 
-def read_settings(path: str) -> Mapping[str, Any]:
-    """Return the contents of the ds_config file at ``path``.
+def read_settings(source: str) -> Mapping[str, Any]:
+    """Return the ds_config in file ``source``, or on standard input for ``-``.
 
     Raises:
-        DsConfigError: it cannot be read as a JSON object.
+        DsConfigError: it cannot be read as one JSON object, or is a model's configuration.
     """
-    try:
-        config = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DsConfigError(
-            f"{path} cannot be read as a ds_config: {error}; `ds-config lint` says more"
-        ) from None
-    if not isinstance(config, dict):
-        raise DsConfigError(f"{path} holds {type(config).__name__}, not a JSON object; give a ds_config")
+    config = read_config(source)
+    if "model_type" in config and "zero_optimization" not in config:
+        raise DsConfigError(f"{source} is a model's config.json, not a ds_config; give it to --model")
     return config
+
+
+def assumptions(config: Mapping[str, Any], **flags: Any) -> list[str]:
+    """Return what `job_of_settings` takes for values that ``config`` leaves to HF's flags, in sentences."""
+    found = []
+    for key, field, taken in (
+        ("train_micro_batch_size_per_gpu", "micro_batch", "1"),
+        ("gradient_accumulation_steps", "accumulation", "1"),
+    ):
+        if config.get(key) == AUTO and flags.get(field) is None:
+            found.append(f'{key} is "auto": {taken} is taken; give --{field.replace("_", "-")}')
+    autos = [key for key in ("fp16", "bf16") if _section(config, key).get("enabled") == AUTO]
+    if autos and flags.get("dtype") is None and _dtype(config) is None:
+        found.append(f'{" and ".join(autos)}.enabled is "auto": bf16 is taken; give --dtype')
+    return found
 
 
 def job_of_settings(
@@ -77,18 +87,31 @@ def job_of_settings(
         values[field] = "none" if device is None else device
     if values["stage"] != 3:
         values["offload_param"] = "none"  # DeepSpeed ignores it there
-    micro, accumulation = (
-        config.get("train_micro_batch_size_per_gpu"), config.get("gradient_accumulation_steps")
-    )  # fmt: skip
-    for field, value in (("micro_batch", micro), ("accumulation", accumulation)):
-        if value not in (None, AUTO):
-            values[field] = value
+    values |= _batch(config, parallel)
     gradient = _section(config, "data_types").get("grad_accum_dtype")
     if gradient is not None:
         values["gradient_dtype"] = DTYPE_NAMES.get(str(gradient), gradient)
     values["optimizer_states"] = _optimizer_states(_section(config, "optimizer"))
     values |= {field: value for field, value in flags.items() if value is not None}
     return MemoryJob(shape=shape, parallel=parallel, **values)
+
+
+def _batch(config: Mapping[str, Any], parallel: ParallelConfig) -> dict[str, int]:
+    """Return micro-batch and accumulation as far as the file says them, or they follow from its train batch.
+
+    DeepSpeed counts the tp ranks of AutoTP as data-parallel ones (config.py:459).
+    """
+    given = {}
+    for name, key in KEYS.items():
+        value = config.get(key)
+        if value in (None, AUTO):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise DsConfigError(f"{key} is {value!r}; give a whole number, 1 or more")
+        given[name] = value
+    if "train_batch" in given:
+        given = complete_batch(given, parallel.dp * tensor_parallel_size(config))
+    return {name: given[name] for name in ("micro_batch", "accumulation") if name in given}
 
 
 def tensor_parallel_size(config: Mapping[str, Any]) -> int:
@@ -131,13 +154,11 @@ def _buckets(zero: Mapping[str, Any], shape: ModelShape) -> Buckets:
 
 
 def _dtype(config: Mapping[str, Any]) -> str | None:
-    for dtype in ("fp16", "bf16"):
-        section = _section(config, dtype)
-        if section.get("enabled") == AUTO:
-            return None
-        if section.get("enabled"):
+    enabled = {dtype: _section(config, dtype).get("enabled") for dtype in ("fp16", "bf16")}
+    for dtype, value in enabled.items():
+        if value and value != AUTO:
             return dtype
-    return "fp32" if config else None
+    return None if AUTO in enabled.values() or not config else "fp32"
 
 
 def _optimizer_states(optimizer: Mapping[str, Any]) -> int:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections.abc import Callable
+from functools import partial
 from math import log
 
 from ds_configs.errors import DsConfigError
@@ -47,27 +49,26 @@ def parse_size(text: str) -> int:
         raise DsConfigError(f"{text!r} is no number of parameters; write 350M, 7.5B or 7500000000")
     whole, fraction, suffix = match.group(1), match.group(2) or "", match.group(3).upper()
     scaled, rest = divmod(int(whole + fraction) * SUFFIXES[suffix], 10 ** len(fraction))
-    if rest:
+    if rest or not scaled:
         raise DsConfigError(f"{text!r} is no whole number of parameters; write 350M, 7.5B or 7500000000")
     return scaled
 
 
-def shape_of_size(text: str) -> ModelShape:
+def shape_of_size(text: str, positions: int = POSITIONS) -> ModelShape:
     """Return a GPT of exactly the number of parameters that ``text`` means, by this module's rule.
+
+    Its table of learned positions has ``positions`` rows.
 
     Raises:
         DsConfigError: ``text`` is no number, or too small for one layer.
     """
     wanted = parse_size(text)
-    best: ModelShape | None = None
-    for heads in _head_counts(wanted):
-        shape = _fill(text.strip(), wanted, heads)
-        if shape and (best is None or _distance(shape) < _distance(best)):
-            best = shape
-    if best is None:
-        least = _gpt("least", 1, HEAD_DIM, MLP_MULTIPLE, 0).parameters()
+    make = partial(_gpt, text.strip(), positions)
+    shapes = [shape for heads in _head_counts(wanted) if (shape := _fill(make, wanted, heads))]
+    if not shapes:
+        least = make(1, HEAD_DIM, MLP_MULTIPLE).parameters()
         raise DsConfigError(f"{text} is too few parameters for one layer; the least is {least:,}")
-    return best
+    return min(shapes, key=_distance)
 
 
 def aspect_ratio(parameters: int) -> float:
@@ -98,17 +99,17 @@ def _distance(shape: ModelShape) -> float:
     return abs(log(shape.ffn / shape.hidden / 4)) + abs(log(shape.hidden / shape.layers / ratio))
 
 
-def _fill(name: str, wanted: int, heads: int) -> ModelShape | None:
+def _fill(make: Callable[..., ModelShape], wanted: int, heads: int) -> ModelShape | None:
     hidden = heads * HEAD_DIM
     layers = max(1, round(hidden / aspect_ratio(wanted)))
-    least = _gpt(name, layers, hidden, MLP_MULTIPLE, 0).parameters()
+    least = make(layers, hidden, MLP_MULTIPLE).parameters()
     if wanted < least:
         return None
     steps, remainder = divmod(wanted - least, MLP_MULTIPLE * layers * (2 * hidden + 1))
-    return _gpt(name, layers, hidden, MLP_MULTIPLE * (1 + steps), remainder)
+    return make(layers, hidden, MLP_MULTIPLE * (1 + steps), remainder)
 
 
-def _gpt(name: str, layers: int, hidden: int, ffn: int, remainder: int) -> ModelShape:
+def _gpt(name: str, positions: int, layers: int, hidden: int, ffn: int, remainder: int = 0) -> ModelShape:
     heads = hidden // HEAD_DIM
     return ModelShape(
         name=name,
@@ -119,10 +120,10 @@ def _gpt(name: str, layers: int, hidden: int, ffn: int, remainder: int) -> Model
         kv_heads=heads,
         head_dim=HEAD_DIM,
         vocab=VOCABULARY,
-        max_positions=POSITIONS,
+        max_positions=positions,
         gated_mlp=False,
         tied_embeddings=True,
-        learned_positions=POSITIONS,
+        learned_positions=positions,
         norm="layernorm",
         activation="gelu",
         dropout=0.1,

@@ -37,6 +37,19 @@ def find_model(text: str) -> ModelShape:
     )
 
 
+def find_or_size(model: str | None, parameters: str | None, sequence: int | None) -> ModelShape:
+    """Return ``model``'s shape, or a GPT of so many ``parameters`` that takes ``sequence`` tokens.
+
+    Raises:
+        DsConfigError: see `find_model` and `ModelShape.from_parameters`; or neither is named.
+    """
+    if parameters is not None:
+        return ModelShape.from_parameters(parameters, sequence or 0)
+    if model is None:
+        raise DsConfigError("no model is named; give --model, or a size with --params")
+    return find_model(model)
+
+
 @cache
 def published() -> Mapping[str, Mapping[str, Any]]:
     """Return what the config.json of well-known models says, by a short name."""

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from ds_configs.errors import DsConfigError
+from ds_configs.parallel import ParallelConfig
 
 Norm = Literal["rmsnorm", "rmsnorm_fp32", "layernorm", "layernorm_no_bias", "none"]
 """Kind of a normalisation: its parameters a channel are 1, 1, 2, 1 and 0. "rmsnorm_fp32" multiplies by its
@@ -138,15 +139,44 @@ class ModelShape:
         return read_hf_config(source)
 
     @classmethod
-    def from_parameters(cls, text: str) -> ModelShape:
+    def from_parameters(cls, text: str, longest: int = 0) -> ModelShape:
         """Return a GPT of exactly ``text`` parameters, such as "7.5B"; see ``ds_configs.models.by_size``.
+
+        It takes sequences of ``longest`` tokens, and of 2,048 at least.
 
         Raises:
             DsConfigError: ``text`` is no number of parameters, or too few for a model.
         """
-        from ds_configs.models.by_size import shape_of_size
+        from ds_configs.models.by_size import POSITIONS, shape_of_size
 
-        return shape_of_size(text)
+        return shape_of_size(text, max(POSITIONS, longest))
+
+    def check_job(self, parallel: ParallelConfig, sequence: int, chunks: int = 1) -> None:
+        """Check that ``parallel`` can divide the model, and that it takes ``sequence`` tokens.
+
+        Raises:
+            DsConfigError: it cannot, or does not; the message says what to change.
+        """
+        if sequence > self.max_positions:
+            raise DsConfigError(
+                f"a sequence of {sequence} tokens exceeds the {self.max_positions} positions of {self.name}; "
+                "shorten it, or raise max_position_embeddings in its config.json"
+            )
+        if self.heads % parallel.tp:
+            raise DsConfigError(
+                f"tp={parallel.tp} does not divide the {self.heads} attention heads of {self.name}; choose a "
+                "tp that does"
+            )
+        if parallel.pp * chunks > self.layers:
+            raise DsConfigError(
+                f"pp={parallel.pp} × {chunks} chunks need as many layers, but {self.name} has {self.layers}; "
+                "lower one of them"
+            )
+        if parallel.ep > 1 and (self.moe is None or self.moe.experts % parallel.ep):
+            experts = "no experts" if self.moe is None else f"{self.moe.experts} experts"
+            raise DsConfigError(
+                f"ep={parallel.ep} cannot divide {self.name}, which has {experts}; set ep to 1"
+            )
 
     @cached_property
     def _counts(self) -> tuple[int, tuple[int, ...], int]:

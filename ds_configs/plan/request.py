@@ -8,6 +8,7 @@ from ds_configs.errors import DsConfigError
 from ds_configs.hardware import Hardware
 from ds_configs.memory.job import Attention, Dtype
 from ds_configs.models import ModelShape
+from ds_configs.parallel import ParallelConfig
 
 MOST_NPUS = 1 << 20
 """More cards than any cluster has: a slip of the keyboard, not a job."""
@@ -45,11 +46,7 @@ class PlanRequest:
                 raise DsConfigError(f"{name} is {value!r}; give a whole number, 1 or more")
         if self.npus > MOST_NPUS:
             raise DsConfigError(f"npus is {self.npus}; give at most {MOST_NPUS}")
-        if self.seq > self.shape.max_positions:
-            raise DsConfigError(
-                f"a sequence of {self.seq} tokens exceeds the {self.shape.max_positions} positions of "
-                f"{self.shape.name}; shorten it, or raise max_position_embeddings in its config.json"
-            )
+        self.shape.check_job(ParallelConfig(), self.seq)
         if not 0 <= self.margin < 1:
             raise DsConfigError(f"margin is {self.margin!r}; give a part of the memory, such as 0.1")
         node = self.hardware.node_size

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ds_configs.config_file import read_config
 from ds_configs.resolve.checks import check_result
-from ds_configs.resolve.config_file import read_config
 from ds_configs.resolve.document import Document, Fill
 from ds_configs.resolve.hf import finalize, plug_in, process
 from ds_configs.resolve.leftovers import fill_leftovers

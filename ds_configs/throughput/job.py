@@ -92,33 +92,14 @@ class TrainingJob:
                 raise DsConfigError(
                     f"{name} is {getattr(self, name)!r}; choose one of {', '.join(get_args(kind))}"
                 )
-        if self.seq > self.shape.max_positions:
-            raise DsConfigError(
-                f"a sequence of {self.seq} tokens exceeds the {self.shape.max_positions} positions of "
-                f"{self.shape.name}; shorten it, or raise max_position_embeddings in the model's config.json"
-            )
 
     def _check_degrees(self) -> None:
-        shape, parallel = self.shape, self.parallel
-        if shape.heads % parallel.tp:
-            raise DsConfigError(
-                f"tp={parallel.tp} does not divide the {shape.heads} attention heads of {shape.name}; "
-                "choose a tp that does"
-            )
-        if parallel.pp * self.virtual_stages > shape.layers:
-            raise DsConfigError(
-                f"pp={parallel.pp} × {self.virtual_stages} chunks need as many layers, but {shape.name} has "
-                f"{shape.layers}; lower one of them"
-            )
+        parallel = self.parallel
+        self.shape.check_job(parallel, self.seq, self.virtual_stages)
         if self.virtual_stages > 1 and (self.schedule != "interleaved" or parallel.pp == 1):
             raise DsConfigError(
                 f"virtual_stages is {self.virtual_stages}, which only the interleaved schedule with pp > 1 "
                 f"uses (here {self.schedule}, pp={parallel.pp}); set it to 1"
-            )
-        if parallel.ep > 1 and (shape.moe is None or shape.moe.experts % parallel.ep):
-            experts = "no experts" if shape.moe is None else f"{shape.moe.experts} experts"
-            raise DsConfigError(
-                f"ep={parallel.ep} cannot divide {shape.name}, which has {experts}; set ep to 1"
             )
 
     def _check_batch(self) -> None:

@@ -29,7 +29,13 @@ def test_impossible_degrees_are_refused(degrees: dict, reason: str) -> None:
         ParallelConfig(**degrees)
 
 
-@pytest.mark.parametrize(("world", "tp", "pp"), [(6, 4, 1), (8, 4, 4), (8, 0, 1), (0, 1, 1)])
+@pytest.mark.parametrize(("world", "tp", "pp"), [(6, 4, 1), (8, 4, 4)])
 def test_degrees_that_do_not_divide_the_world_are_refused(world: int, tp: int, pp: int) -> None:
     with pytest.raises(DsConfigError, match="does not divide"):
+        ParallelConfig.of_world(world, tp=tp, pp=pp)
+
+
+@pytest.mark.parametrize(("world", "tp", "pp"), [(8, 0, 1), (0, 1, 1), (8, 1, -2)])
+def test_a_world_or_degree_below_1_is_named(world: int, tp: int, pp: int) -> None:
+    with pytest.raises(DsConfigError, match=r"(tp|pp|world size) is (0|-2); give a whole number"):
         ParallelConfig.of_world(world, tp=tp, pp=pp)

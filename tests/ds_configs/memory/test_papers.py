@@ -64,7 +64,7 @@ def paper_job(size: dict[str, int], **changes: Any) -> MemoryJob:
 
 @given(SIZES)
 def test_korthikanti_table_2(size: dict[str, int]) -> None:
-    """Activations of one layer in bytes, arXiv 2205.05198 table 2: all six rows."""
+    """Activations of one layer in bytes, arXiv 2205.05198 table 2."""
     b, s, a, t = size["b"], size["s"], size["heads"], size["t"]
     h = a * size["head_dim"]
     sbh, quadratic = s * b * h, 5 * a * s / h
@@ -93,8 +93,7 @@ def test_korthikanti_section_4_3_head(size: dict[str, int]) -> None:
 
 
 def test_korthikanti_equation_5_first_stage_holds_all_layers() -> None:
-    """Under 1F1B the first of p stages holds p micro-batches of L/p layers: as many as the whole model has.
-    Under 1F1B the first of p stages holds p micro-batches of L/p layers: as many as the whole model has."""
+    """Under 1F1B the first of p stages holds p micro-batches of L/p layers, as many as the whole model."""
     shape = gpt(16, 64)
     job = MemoryJob(shape, ParallelConfig(pp=4), accumulation=16, kernels="megatron", attention="eager")
     kept = estimate(job).stages[0].moments["loss"]["activations"]
@@ -116,5 +115,5 @@ def test_micro_batches_in_flight() -> None:
     assert [flying("1f1b", 2, r) for r in range(4)] == [2, 2, 2, 1]
     assert flying("interleaved", 16, 0, chunks=2) == 4 + 3 / 2
     assert [flying("zb-h1", 16, r) for r in range(4)] == [4] * 4
-    assert [flying("zb-v", 16, r, chunks=2) for r in range(4)] == [4] * 4
-    assert [flying("dualpipev", 16, r, chunks=2) for r in range(4)] == [4.5] * 4
+    assert [flying("zb-v", 16, r) for r in range(4)] == [4] * 4
+    assert [flying("dualpipev", 16, r) for r in range(4)] == [4.5] * 4

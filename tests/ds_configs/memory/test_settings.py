@@ -12,7 +12,7 @@ import pytest
 
 from ds_configs.errors import DsConfigError
 from ds_configs.memory import Buckets
-from ds_configs.memory.settings import job_of_settings, read_settings, tensor_parallel_size
+from ds_configs.memory.settings import assumptions, job_of_settings, read_settings, tensor_parallel_size
 from ds_configs.models import ModelShape, find_model
 from ds_configs.parallel import ParallelConfig
 
@@ -90,6 +90,33 @@ def test_auto_becomes_what_hf_fills_in() -> None:
     assert (found.micro_batch, found.dtype) == (1, "bf16")
 
 
+@pytest.mark.parametrize(
+    ("file", "found"),
+    [
+        ({"train_batch_size": 256, "gradient_accumulation_steps": 4}, (8, 4)),
+        ({"train_batch_size": 256, "train_micro_batch_size_per_gpu": 4}, (4, 8)),
+        ({"train_batch_size": 256}, (32, 1)),
+        ({"train_batch_size": 64, "gradient_accumulation_steps": "auto"}, (8, 1)),
+        ({"train_micro_batch_size_per_gpu": 4}, (4, 1)),
+        ({"train_batch_size": 64, "tensor_parallel": {"autotp_size": 2}}, (4, 1)),
+    ],
+)
+def test_the_micro_batch_follows_from_the_train_batch(file: dict[str, Any], found: tuple[int, int]) -> None:
+    """As DeepSpeed derives it, which counts AutoTP's ranks as data-parallel ones."""
+    taken = job(file)
+    assert (taken.micro_batch, taken.accumulation) == found
+
+
+def test_what_is_assumed_is_said() -> None:
+    autos = {"train_micro_batch_size_per_gpu": "auto", "fp16": {"enabled": "auto"}}
+    assert [line.split(":")[0] for line in assumptions(autos)] == [
+        'train_micro_batch_size_per_gpu is "auto"',
+        'fp16.enabled is "auto"',
+    ]
+    assert assumptions(autos, micro_batch=4, dtype="fp16") == []
+    assert assumptions({**autos, "bf16": {"enabled": True}}, micro_batch=4) == []
+
+
 def test_flags_win_and_without_a_precision_the_file_means_fp32() -> None:
     assert job({"zero_optimization": {"stage": 2}}).dtype == "fp32"
     assert job({"zero_optimization": {"stage": 2}}, stage=1, dtype="fp16", micro_batch=None).stage == 1
@@ -104,14 +131,18 @@ def test_offload_param_below_stage_3_is_ignored_as_deepspeed_does() -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"zero_optimization": {"stage": "2"}}, "stage is '2'"), ({"zero_optimization":
-        {"reduce_bucket_size": 2.5}}, "reduce_bucket_size is 2.5"), ({"zero_optimization": [2]},
-        "zero_optimization is .* must be an object"), ({"zero_optimization": {"stage": 1,
-        "offload_optimizer": {"device": "nvme"}}}, "nvme needs ZeRO stage 3"),
-        ({"train_micro_batch_size_per_gpu": "8"}, "micro_batch is '8'"), ({"zero_optimization": {"stage":
-        4}}, "stage is 4"),
+        ({"zero_optimization": {"stage": "2"}}, "stage is '2'"),
+        ({"zero_optimization": {"reduce_bucket_size": 2.5}}, "reduce_bucket_size is 2.5"),
+        ({"zero_optimization": [2]}, "zero_optimization is .* must be an object"),
+        (
+            {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}}},
+            "nvme needs ZeRO stage 3",
+        ),
+        ({"train_batch_size": 7}, "train_batch=7 is no multiple of accumulation 1 × 8"),
+        ({"train_micro_batch_size_per_gpu": "8"}, "micro_batch_size_per_gpu is '8'"),
+        ({"zero_optimization": {"stage": 4}}, "stage is 4"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_read_is_refused(config: dict[str, Any], reason: str) -> None:
     with pytest.raises(DsConfigError, match=reason):
         job(config)
@@ -122,7 +153,10 @@ def test_files(tmp_path: Path) -> None:
     path.write_text(json.dumps({"tensor_parallel": {"autotp_size": 4}}))
     assert tensor_parallel_size(read_settings(str(path))) == 4
     path.write_text("[]")
-    with pytest.raises(DsConfigError, match="holds list"):
+    with pytest.raises(DsConfigError, match="not a JSON object"):
+        read_settings(str(path))
+    path.write_text('{"model_type": "llama"}')
+    with pytest.raises(DsConfigError, match="give it to --model"):
         read_settings(str(path))
     with pytest.raises(DsConfigError, match="cannot be read"):
         read_settings(str(tmp_path / "absent.json"))
