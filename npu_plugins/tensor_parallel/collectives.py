@@ -11,6 +11,7 @@ contiguous is copied first, in the forward and in the backward pass.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -93,8 +94,9 @@ def _piece_length(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> i
     length = tensor.size(dim)
     if length % group.size():
         raise TensorParallelError(
-            f"A tensor of shape {tuple(tensor.shape)} cannot be divided over {group.size()} ranks along dim {dim}: "
-            f"{length} is no multiple of {group.size()}; pad it (under sequence parallelism: the sequence)"
+            f"A tensor of shape {tuple(tensor.shape)} cannot be divided over {group.size()} ranks along dim "
+            f"{dim}: {length} is no multiple of {group.size()}; pad it (under sequence parallelism: the "
+            "sequence)"
         )
     return length // group.size()
 
@@ -182,7 +184,7 @@ class _SequenceG(Function):
 
 
 def copy_to_region(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-    """f: a replicated tensor enters a region where every rank computes its own part; gradients are added up."""
+    """f: a replicated tensor enters a region where every rank computes its own part; gradients add up."""
     return tensor if group is None else _F.apply(tensor, group)
 
 
@@ -216,9 +218,41 @@ def gather_sequence(tensor: torch.Tensor, group: dist.ProcessGroup | None, dim: 
 def reduce_scatter_sequence(
     tensor: torch.Tensor, group: dist.ProcessGroup | None, dim: int = 0
 ) -> torch.Tensor:
-    """g along the sequence: add up parts `[seq, batch, hidden]` and keep the own piece `[seq/tp, batch, hidden]`.
+    """g along the sequence: add up parts `[seq, batch, hidden]`, keep a piece `[seq/tp, batch, hidden]`.
 
     Raises:
         TensorParallelError: the group's ranks do not divide the length.
     """
     return tensor if group is None else _SequenceG.apply(tensor, group, dim)
+
+
+def sum_gradients(parameters: Iterable[torch.nn.Parameter], group: dist.ProcessGroup | None) -> None:
+    """Let the gradients of replicated parameters be added up over the group.
+
+    Under sequence parallelism a normalisation or a bias between the tensor-parallel regions sees a piece of
+    the sequence on every rank, and gets a part of its gradient there. A hook on the parameter adds the parts
+    up in each backward pass, before anything else sees the gradient. For parameters that are used on pieces
+    only: one that sees the whole sequence would be counted once per rank.
+
+    Args:
+        parameters: replicated ones, the same and in the same order of use on all ranks.
+        group: the tensor-parallel group; None: nothing is to be done.
+
+    Raises:
+        TensorParallelError: a parameter is sharded, or has such a hook already.
+    """
+    if group is None:
+        return
+    for parameter in parameters:
+        if getattr(parameter, "tensor_model_parallel", False):
+            raise TensorParallelError(
+                f"A parameter of shape {tuple(parameter.shape)} is sharded over the group: adding up its "
+                "gradient would mix different shards; pass replicated parameters only"
+            )
+        if getattr(parameter, "sums_gradients", False):
+            raise TensorParallelError(
+                f"The gradient of a parameter of shape {tuple(parameter.shape)} is added up already; pass "
+                "each parameter once"
+            )
+        parameter.sums_gradients = True
+        parameter.register_hook(lambda grad: all_reduced(grad, group))

@@ -1,15 +1,16 @@
 """Weight gradients that run later than the backward pass that made them possible.
 
-Zero-bubble pipelines (arXiv 2401.10241 §2) split a backward pass in I, the input gradient that the stage before
-waits for, and W, the weight gradients, which fill what would be idle time. The split here is a store of
-closures: the backward pass of a layer puts its W into the store, under the stage and micro-batch at work, and
-the schedule runs it when it wants.
+Zero-bubble pipelines (arXiv 2401.10241 §2) split a backward pass in I, the input gradient that the stage
+before waits for, and W, the weight gradients, which fill what would be idle time. The split here is a store
+of closures: the backward pass of a layer puts its W into the store, under the stage and micro-batch at work,
+and the schedule runs it when it wants.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -27,6 +28,7 @@ class WeightGradients:
     with store.at(stage, micro_batch):
         loss.backward()             # I only
     store.run(stage, micro_batch)   # W
+    store.check_done()              # before the optimizer's step
     ```
     Outside `at` the layers do their whole backward pass at once, as without a store.
     """
@@ -34,6 +36,7 @@ class WeightGradients:
     def __init__(self) -> None:
         self._works: dict[Key, list[Callable[[], None]]] = {}
         self._key: Key | None = None
+        self._optimizer: Any = None
 
     @property
     def collecting(self) -> bool:
@@ -56,9 +59,16 @@ class WeightGradients:
             self._key = outer
 
     def put(self, work: Callable[[], None]) -> None:
-        """Keep one layer's W; called by the layers' backward pass."""
+        """Keep one layer's W; called by the layers' backward pass.
+
+        Raises:
+            TensorParallelError: no stage and micro-batch are at work.
+        """
         if self._key is None:
-            raise TensorParallelError("WeightGradients: put outside of `with store.at(stage, micro_batch)`")
+            raise TensorParallelError(
+                "WeightGradients: put was called outside of `with store.at(stage, micro_batch)`; run the "
+                "backward pass inside it"
+            )
         self._works[self._key].append(work)
 
     @torch.no_grad()
@@ -72,8 +82,82 @@ class WeightGradients:
         if works is None:
             raise TensorParallelError(
                 f"WeightGradients: nothing is pending for stage {stage}, micro-batch {micro_batch} (pending: "
-                f"{self.pending or 'none'}); run its backward pass within `with store.at({stage}, {micro_batch})` "
-                "first, and W once only"
+                f"{self.pending or 'none'}); run its backward pass within `with store.at({stage}, "
+                f"{micro_batch})` first, and its W once only"
             )
-        for work in works:
-            work()
+        if self._optimizer is not None:
+            # What I left there is in the fp32 buffers already; a second update would count it twice.
+            self._optimizer.clear_lp_grads()
+        while works:
+            works.pop(0)()  # and forget it, so that its activations are freed at once
+        if self._optimizer is not None:
+            self._optimizer.update_hp_grads(clear_lp_grads=True)
+
+    def check_done(self) -> None:
+        """Refuse to go on to the optimizer's step while some W is missing from the gradients.
+
+        Raises:
+            TensorParallelError: the W of some stage and micro-batch has not run.
+        """
+        if self._works:
+            raise TensorParallelError(
+                f"WeightGradients: (stage, micro-batch) {self.pending} have not run their W, so the "
+                "gradients are not whole; call run for each of them before the optimizer's step"
+            )
+
+    def serve(self, optimizer: Any) -> None:
+        """Hand the gradients over as DeepSpeed's `optimizer` needs them.
+
+        DeepSpeed's BF16_Optimizer copies gradients into fp32 buffers when a backward pass ends, so W has to
+        tell it again. ZeRO's hooks on parameters reduce gradients while the backward pass goes on; they would
+        find those of W missing, and an optimizer that relies on them is refused. ZeRO-1 without overlap_comm
+        reads the gradients when all micro-batches are done, and needs nothing.
+
+        Raises:
+            TensorParallelError: the optimizer reduces gradients before W has run.
+        """
+        if getattr(optimizer, "partition_gradients", False):
+            raise TensorParallelError(
+                "WeightGradients: ZeRO-2 and ZeRO-3 reduce and free each gradient as soon as it is computed, "
+                "before a deferred weight gradient has run; use ZeRO stage 0 or 1"
+            )
+        if getattr(optimizer, "overlap_comm", False):
+            raise TensorParallelError(
+                "WeightGradients: ZeRO-1 with overlap_comm reduces gradients through hooks that do not fire "
+                'for a deferred weight gradient; set "overlap_comm": false'
+            )
+        accumulates = hasattr(optimizer, "update_hp_grads")
+        if accumulates and not getattr(optimizer, "immediate_grad_update", False):
+            self._optimizer = optimizer
+
+
+def deliver(parameter: torch.Tensor, grad: torch.Tensor) -> None:
+    """Add a gradient to `parameter.grad`, where autograd itself would have put it.
+
+    A parameter with hooks, and a tensor computed from a parameter (its cast under autocast), get it from
+    autograd, so that the hooks fire and the gradient goes where it belongs.
+    """
+    if parameter.grad_fn is not None or _has_hooks(parameter):
+        with torch.enable_grad():
+            target = parameter if parameter.grad_fn is not None else parameter.view_as(parameter)
+        torch.autograd.backward([target], [grad])
+    elif parameter.grad is None:
+        parameter.grad = grad
+    else:
+        parameter.grad.add_(grad)
+
+
+def deliver_product(parameter: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add the gradient `left` [out, tokens] × `right` [tokens, in] to `parameter.grad`.
+
+    Like `deliver`, but a plain parameter that has a gradient already takes the product without a temporary.
+    """
+    if parameter.grad_fn is None and parameter.grad is not None and not _has_hooks(parameter):
+        parameter.grad.addmm_(left, right)
+    else:
+        deliver(parameter, left.mm(right))
+
+
+def _has_hooks(parameter: torch.Tensor) -> bool:
+    # torch has no public question for this; both are dicts, or None where no hook was ever registered.
+    return bool(parameter._backward_hooks) or bool(getattr(parameter, "_post_accumulate_grad_hooks", None))

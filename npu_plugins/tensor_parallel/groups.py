@@ -50,10 +50,11 @@ def choose_group(
             f"{owner}: tp_size is {tp_size}, but there is no process group; start {tp_size} ranks and call "
             "torch.distributed.init_process_group, or pass tp_size=1"
         )
-    if dist.get_world_size() != tp_size:
+    world = dist.get_world_size()
+    if world != tp_size:
         raise TensorParallelError(
-            f"{owner}: tp_size is {tp_size}, but the default process group has {dist.get_world_size()} ranks, "
-            "so which of them share the layer is not clear; pass group=mesh.group('tp')"
+            f"{owner}: tp_size is {tp_size}, but the default process group has {world} ranks, so which of "
+            "them share the layer is not clear; pass group=mesh.group('tp')"
         )
     return dist.group.WORLD
 
@@ -64,11 +65,11 @@ def divide(owner: str, name: str, length: int, ranks: int) -> int:
     Raises:
         TensorParallelError: it does not.
     """
-    if length % ranks:
-        divisors = [d for d in range(1, min(length, 64) + 1) if length % d == 0]
+    if length < 1 or length % ranks:
+        fitting = [d for d in range(1, 65) if length > 0 and length % d == 0]
         raise TensorParallelError(
-            f"{owner}: {name} {length} cannot be divided over {ranks} tensor-parallel ranks; "
-            f"choose tp among {', '.join(map(str, divisors))}, or change {name}"
+            f"{owner}: {name} {length} cannot be divided over {ranks} tensor-parallel ranks; change {name}, "
+            f"or choose a tp that divides it ({', '.join(map(str, fitting)) or 'none does'})"
         )
     return length // ranks
 
@@ -81,10 +82,10 @@ def check_group_serves(owner: str, group: dist.ProcessGroup | None, device: torc
     """
     if group is None or device.type == "meta":
         return
-    served = sorted({d.type for d in group._device_types})
+    served = {pair.partition(":")[0]: pair for pair in dist.get_backend_config(group).split(",")}
     if device.type not in served:
         raise TensorParallelError(
-            f"{owner}: its tensors are on {device}, but the group's backend ({dist.get_backend(group)}) serves "
-            f"{' and '.join(served)} only; move the module to {served[0]}, or make the group with a backend for "
-            f"{device.type}"
+            f"{owner}: its tensors are on {device}, but the group passed moves data between devices of "
+            f"another type ({', '.join(served.values())}); move module and inputs there, or make the group "
+            f"with a backend for {device.type}"
         )

@@ -51,8 +51,8 @@ class Shard:
         for length in self.parts or (self._padded,):
             if length % self.size or length < 1:
                 raise TensorParallelError(
-                    f"Shard: a length of {length} does not divide into {self.size} equal shards; pad it, or choose "
-                    "a number of ranks that divides it"
+                    f"Shard: a length of {length} does not divide into {self.size} equal shards; pad it, or "
+                    "choose a number of ranks that divides it"
                 )
         if self._padded < self.full_size:
             raise TensorParallelError(
@@ -114,7 +114,8 @@ class Shard:
     def _check(self, name: str, tensor: torch.Tensor, length: int) -> None:
         if tensor.dim() <= self.dim or tensor.size(self.dim) != length:
             raise TensorParallelError(
-                f"Shard: the {name} tensor has shape {tuple(tensor.shape)}, but dim {self.dim} must be {length} long"
+                f"Shard: the {name} tensor has shape {tuple(tensor.shape)}, but its dim {self.dim} must be "
+                f"{length} long"
             )
 
 
@@ -128,12 +129,20 @@ def join(locals_: Sequence[torch.Tensor], shard: Shard) -> torch.Tensor:
     return full
 
 
-def mark(parameter: torch.nn.Parameter, shard: Shard) -> None:
-    """Say on the parameter what it holds.
+def padded_size(size: int, ranks: int, divisible_by: int = 1) -> int:
+    """`size` rounded up to a multiple of `divisible_by` × `ranks`."""
+    unit = divisible_by * ranks
+    return -(-size // unit) * unit
+
+
+def mark(parameter: torch.nn.Parameter, shard: Shard | None) -> None:
+    """Say on the parameter what it holds; one that is whole (None, or one shard only) gets no mark.
 
     `tensor_model_parallel` is Megatron's mark: DeepSpeed and Megatron count the gradient norm of a marked
     parameter on every rank, and that of an unmarked one once.
     """
+    if shard is None or (shard.size == 1 and shard.padded_size in (None, shard.full_size)):
+        return
     parameter.shard = shard
     parameter.tensor_model_parallel = True
     parameter.partition_dim = shard.dim
@@ -148,8 +157,8 @@ def shard_of(parameter: torch.Tensor) -> Shard | None:
 def gather_full(local: torch.Tensor, shard: Shard | None, group: dist.ProcessGroup | None) -> torch.Tensor:
     """The full tensor on every rank of the group (a collective; nothing is recorded for autograd).
 
-    `local` is a parameter or anything of its shape, its gradient for example. A replicated one (shard None) is
-    returned as a copy.
+    `local` is a parameter or anything of its shape, its gradient for example. A replicated one (shard None)
+    is returned as a copy.
     """
     local = local.detach()
     if shard is None or group is None:
