@@ -116,12 +116,9 @@ def ours(tensors: Tensors, group: GROUP) -> Layers:
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     intermediate, hidden = tensors.up.shape
     device = tensors.input.device
-    up = ColumnParallelLinear(
-        hidden, intermediate, group=group, bias=False, gather_output=False, device=device
-    )
-    down = RowParallelLinear(
-        intermediate, hidden, group=group, bias=False, input_is_parallel=True, device=device
-    )
+    common = {"group": group, "bias": False, "seed": 0, "device": device}
+    up = ColumnParallelLinear(hidden, intermediate, gather_output=False, **common)
+    down = RowParallelLinear(intermediate, hidden, input_is_parallel=True, **common)
     with torch.no_grad():
         up.weight.copy_(up_share(tensors.up, rank, size))
         down.weight.copy_(down_share(tensors.down, rank, size))
