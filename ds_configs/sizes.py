@@ -7,18 +7,21 @@ import re
 from ds_configs.errors import DsConfigError
 
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+SUGGESTION = "write 64GiB, 512MiB or a number of bytes"
 
 
-def parse_bytes(text: str) -> int:
-    """Return the bytes that "64GiB", "512MiB" or "1000000" means.
+def parse_bytes(text: str, *, least: int = 1) -> int:
+    """Return the bytes that "64GiB", "512MB" or "1000000" means; all units are powers of 1024.
 
     Raises:
-        DsConfigError: it means none, or nothing above zero.
+        DsConfigError: it means none, or fewer than ``least``.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?\s*", text, re.IGNORECASE)
+    match = re.fullmatch(r"\s*([0-9]+)(?:\.([0-9]+))?\s*(?:([KMGT])i?)?B?\s*", text, re.IGNORECASE)
     if not match:
-        raise DsConfigError(f"{text!r} is no size of memory; write 64GiB, 512MiB or a number of bytes")
-    if float(match.group(1)) == 0:
-        raise DsConfigError(f"{text!r} is no memory at all; write 64GiB, 512MiB or a number of bytes")
-    shift = UNITS[(match.group(2) or "").upper()]
-    return int(float(match.group(1)) * (1 << shift))
+        raise DsConfigError(f"{text!r} is no size of memory; {SUGGESTION}")
+    whole, fraction, unit = match.group(1), match.group(2) or "", (match.group(3) or "").upper()
+    size = (int(whole + fraction) << UNITS[unit]) // 10 ** len(fraction)
+    if size < least:
+        meant = f"only {size} bytes" if size else "no memory at all"
+        raise DsConfigError(f"{text!r} is {meant}; {SUGGESTION}")
+    return size

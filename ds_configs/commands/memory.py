@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from ds_configs.memory import MemoryJob
 
+MIB = 1 << 20
+"""No card and no buffer is smaller: --hbm 64 lacks its unit."""
 HELP = "estimate the memory of a training job, term by term"
 
 
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
     job, notes = _job(args)
     result = estimate(job)
-    capacity = None if args.hbm is None else parse_bytes(args.hbm)
+    capacity = None if args.hbm is None else parse_bytes(args.hbm, least=MIB)
     short = capacity is not None and not result.fits(capacity)
     ways = cheapest_ways(job, capacity) if short and capacity is not None else []
     if args.plot:
@@ -99,5 +101,5 @@ def _job(args: argparse.Namespace) -> tuple[MemoryJob, list[str]]:
     flags = {field: getattr(args, field) for field in fields}
     flags["sequence"] = min(shape.max_positions, 4096) if args.seq is None else args.seq
     if args.hccl_buffer is not None:
-        flags["hccl_buffer"] = parse_bytes(args.hccl_buffer)
+        flags["hccl_buffer"] = parse_bytes(args.hccl_buffer, least=MIB)
     return job_of_settings(config, shape, parallel, **flags), assumptions(config, **flags)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 HELP = "propose the fastest strategy that fits"
 DOES_NOT_FIT = 1
-GB = 1e9
+GB, MIB = 1e9, 1 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         attention=args.attention,
         margin=args.margin,
-        hccl_buffer=parse_bytes(args.hccl_buffer),
+        hccl_buffer=parse_bytes(args.hccl_buffer, least=MIB),
         today_only=args.today,
     )
     found = plan(request)
@@ -112,8 +112,8 @@ def _hardware(args: argparse.Namespace) -> Hardware:
         return None if gigabytes is None else gigabytes * GB
 
     return load_hardware(args.hardware).with_figures(
-        hbm_bytes=None if args.hbm is None else parse_bytes(args.hbm),
-        host_bytes=None if args.host_memory is None else parse_bytes(args.host_memory),
+        hbm_bytes=None if args.hbm is None else parse_bytes(args.hbm, least=MIB),
+        host_bytes=None if args.host_memory is None else parse_bytes(args.host_memory, least=MIB),
         link_bandwidth=in_bytes(args.link_bandwidth),
         peer_bandwidth=in_bytes(args.peer_bandwidth),
         network_bandwidth=in_bytes(args.network_bandwidth),

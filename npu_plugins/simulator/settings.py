@@ -14,8 +14,6 @@ MAX_NPUS = 64
 MIN_HBM_BYTES = 64 << 20  # torch_npu's allocator and one HCCL buffer already take tens of MiB
 MAX_HBM_BYTES = 1 << 42
 DEFAULT_HBM_BYTES = 64 << 30
-_UNITS = {"": 0, "B": 0, "K": 10, "KB": 10, "KIB": 10, "M": 20, "MB": 20, "MIB": 20}
-_UNITS |= {"G": 30, "GB": 30, "GIB": 30, "T": 40, "TB": 40, "TIB": 40}
 
 
 @dataclass(frozen=True)
@@ -96,13 +94,15 @@ def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
 
 def parse_bytes(text: str) -> int:
     """Read a size such as "64GiB", "512MiB" or "1073741824"; all units are powers of 1024. Returns bytes."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
-    unit = match and _UNITS.get(match[2].upper())
-    if match is None or unit is None:
+    from ds_configs.errors import DsConfigError  # here, because few processes that start have a size to read
+    from ds_configs.sizes import parse_bytes as parse
+
+    try:
+        return parse(text, least=0)
+    except DsConfigError:
         raise SimulatorError(
             f"NPU_SIM_HBM={text!r} is not a size: write it as 64GiB, 512MiB or a number of bytes."
-        )
-    return int(float(match[1]) * (1 << unit)) if "." in match[1] else int(match[1]) << unit
+        ) from None
 
 
 def format_bytes(count: int) -> str:

@@ -10,7 +10,14 @@ from ds_configs.sizes import parse_bytes
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("64GiB", 64 << 30), ("64G", 64 << 30), ("1.5 MiB", 3 << 19), ("1000", 1000), ("2TB", 2 << 40)],
+    [
+        ("64GiB", 64 << 30),
+        ("64G", 64 << 30),
+        ("1.5 MiB", 3 << 19),
+        ("1000", 1000),
+        ("2TB", 2 << 40),
+        (f"{2**53 + 1}", 2**53 + 1),
+    ],
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_bytes(text) == size
@@ -22,3 +29,8 @@ def test_sizes(text: str, size: int) -> None:
 def test_what_is_no_size(text: str, reason: str) -> None:
     with pytest.raises(DsConfigError, match=reason):
         parse_bytes(text)
+
+
+def test_what_lacks_its_unit_is_told_what_it_means() -> None:
+    with pytest.raises(DsConfigError, match="'64' is only 64 bytes; write 64GiB"):
+        parse_bytes("64", least=1 << 20)

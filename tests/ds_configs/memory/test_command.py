@@ -106,6 +106,8 @@ def test_plot_is_a_png(tmp_path: Path, flags: list[str]) -> None:
         (["--params", "7B", "--tp", "3", "--world-size", "8"], "does not divide 8 ranks"),
         (["--params", "7B", "--dtype", "int8"], "choose among fp32, bf16, fp16"),
         (["--params", "7B", "--hbm", "lots"], "no size of memory"),
+        (["--params", "7B", "--hbm", "64"], "'64' is only 64 bytes"),
+        (["--params", "7B", "--hccl-buffer", "200"], "'200' is only 200 bytes"),
         (["--params", "0"], "no whole number of parameters"),
         (["--params", "7B", "--tp", "0"], "tp is 0; give a whole number"),
         (["--params", "7B", "--world-size", "0"], "the world size is 0"),
