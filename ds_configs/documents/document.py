@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+import re
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +18,19 @@ from ds_configs.documents.source import Source, read_source, source_of_text
 from ds_configs.documents.text import LineMap, OffsetMap, apply_edits, in_order
 from ds_configs.documents.tree import Node, build_tree
 
+LONG_NUMBER = re.compile(rf"\d{{{sys.int_info.default_max_str_digits + 1},}}")
 # HF reads with Python's json, which takes NaN and of two equal keys the last one.
 HF_READS = ("duplicate_key", "not_a_number")
 # Nobody can say what is meant, but where it starts and ends is plain.
-PLAIN = ("duplicate_key", "placeholder", "expression", "not_a_number", "missing_value", "several_documents")
+PLAIN = (
+    "duplicate_key",
+    "placeholder",
+    "expression",
+    "not_a_number",
+    "missing_value",
+    "several_documents",
+    "number_form",
+)
 
 
 @dataclass(frozen=True)
@@ -87,10 +97,11 @@ def document_of(source: Source) -> Document:
         else:
             faults.append(_unreadable(text, mended, offsets))
     if root is not None:
-        faults += [*_duplicates(text, root), *_overflows(root)]
-    everything = _as_deepspeed_reads(text, [*source.faults, *faults], root)
+        faults += [*_duplicates(text, lines, root), *_overflows(root)]
+    read, error = _hjson(text)
+    everything = _as_deepspeed_reads(text, [*source.faults, *faults], root, read, error)
     everything.sort(key=lambda fault: (fault.start, fault.end))
-    return Document(source.path, text, source.encoding, tuple(everything), root, lines, _hjson(text)[1])
+    return Document(source.path, text, source.encoding, tuple(everything), root, lines, error)
 
 
 def _refuse_constant(name: str) -> None:
@@ -127,6 +138,10 @@ def _unreadable(text: str, mended: str, offsets: OffsetMap) -> Fault:
         at = min(offsets.start(error.pos), len(text))
         return Fault("unreadable", at, at, f"this is not JSON: {error.msg}", "rewrite this place")
     except (ValueError, RecursionError) as error:
+        number = LONG_NUMBER.search(text)
+        if number:
+            reason = f"a number of {len(number.group())} digits is longer than Python's readers take"
+            return Fault("unreadable", number.start(), number.end(), reason, "write fewer digits")
         return Fault("unreadable", 0, 0, f"this is not JSON: {error}", "rewrite the value")
     return Fault("too_deep", 0, 0, f"more than {DEEPEST} brackets are open at once", "a ds_config needs four")
 
@@ -145,16 +160,17 @@ def _overflows(root: Node) -> list[Fault]:
     ]
 
 
-def _duplicates(text: str, root: Node) -> list[Fault]:
+def _duplicates(text: str, lines: LineMap, root: Node) -> list[Fault]:
     faults = []
     for node in root.nodes():
-        counts = Counter(member.key for member in node.members)
-        for key in [key for key, count in counts.items() if count > 1]:
-            first, *later = [index for index, member in enumerate(node.members) if member.key == key]
+        places: dict[str, list[int]] = {}
+        for index, member in enumerate(node.members):
+            places.setdefault(member.key, []).append(index)
+        for key, (first, *later) in places.items():
             for index in later:
                 member = node.members[index]
                 same = member.node.value == node.members[first].node.value
-                line = LineMap(text).position(node.members[first].start)[0]
+                line = lines.position(node.members[first].start)[0]
                 faults.append(
                     Fault(
                         "duplicate_key",
@@ -184,8 +200,13 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _as_deepspeed_reads(text: str, faults: list[Fault], root: Node | None) -> list[Fault]:
-    """Say of each fault whether DeepSpeed minds it: mend all other kinds, and let its own reader tell."""
+def _as_deepspeed_reads(
+    text: str, faults: list[Fault], root: Node | None, value: Any, error: str
+) -> list[Fault]:
+    """Say of each fault whether DeepSpeed minds it: mend all other kinds, and let its own reader tell.
+
+    ``value`` and ``error`` are what its reader makes of ``text`` as it stands.
+    """
     if root is None:
         return faults
     marked = []
@@ -195,7 +216,6 @@ def _as_deepspeed_reads(text: str, faults: list[Fault], root: Node | None) -> li
             others = [edit for other in faults if other.kind != fault.kind for edit in other.edits]
             minds[fault.kind] = fault.kind == "encoding" or _hjson(apply_edits(text, others))[0] != root.value
         marked.append(replace(fault, deepspeed=minds[fault.kind]))
-    value, error = _hjson(text)
     if value == root.value or any(fault.deepspeed for fault in marked):
         return marked
     if marked:  # each by itself is taken, but not all together

@@ -43,8 +43,8 @@ def insert_member(text: str, node: Node, name: str, value: Any) -> tuple[Edit, .
         return (Edit(node.start + 1, node.start + 1, written),)
     last = node.members[-1]
     comma = _comma_after(text, last.node.end)
-    indent = re.compile(r"(?:\r\n|\r|\n)[ \t]*\Z").search(text[: last.start])
-    gap = indent.group() if indent else " "
+    start = _line_start(text, last.start)
+    gap = text[start - len(_line_end(text, start)) : last.start] if start else " "
     if comma is None:
         return (Edit(last.node.end, last.node.end, f",{gap}{written}"),)
     return (Edit(comma + 1, comma + 1, f"{gap}{written}"),)
@@ -62,7 +62,19 @@ def _comma_after(text: str, at: int) -> int | None:
 def _with_line(text: str, start: int, end: int) -> Edit:
     """Return the deletion of a range, with the blanks around it that would be left."""
     after = re.compile(r"[ \t]*(\r\n|\r|\n)?").match(text, end)
-    line_start = re.compile(r"(?:\A|[\r\n])([ \t]*)\Z").search(text[:start])
-    if after and after.group(1) and line_start:
-        return Edit(line_start.start(1), after.end(), "")
+    line_start = _line_start(text, start)
+    if after and after.group(1) and line_start is not None:
+        return Edit(line_start, after.end(), "")
     return Edit(start, after.end() if after and not after.group(1) else end, "")
+
+
+def _line_start(text: str, at: int) -> int | None:
+    """Return where the line of ``at`` starts if only blanks stand before ``at`` on it, else None."""
+    while at and text[at - 1] in " \t":
+        at -= 1
+    return at if not at or text[at - 1] in "\r\n" else None
+
+
+def _line_end(text: str, start: int) -> str:
+    """Return the characters that end the line before the one that starts at ``start``."""
+    return "\r\n" if text[start - 2 : start] == "\r\n" else text[start - 1 : start]

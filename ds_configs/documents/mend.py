@@ -5,6 +5,7 @@ The reader is a loop over a stack of open brackets, so that no nesting can exhau
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from ds_configs.documents import scan
@@ -13,6 +14,7 @@ from ds_configs.documents.surroundings import Core, core_of
 from ds_configs.documents.text import Edit
 
 DEEPEST = 64
+ELLIPSIS = re.compile(r"(?:\.\.\.|…)(?=\s*(?:[,}\])]|[\"']|\Z))")
 CLOSERS = {"{": "}", "[": "]"}
 COMMENT_MEND = "delete the comment, or keep it in a README: HF reads strict JSON"
 
@@ -114,6 +116,8 @@ class Mender:
             self._close(frame, char)
         elif char == ",":
             self._comma(frame)
+        elif ELLIPSIS.match(self.text, self.at):
+            self._ellipsis(frame)
         else:
             if frame.members and frame.comma is None:
                 self.fault(
@@ -131,6 +135,15 @@ class Mender:
             self._value()
             # A bracket opened by _value reports its own end when it closes.
             frame.last_end = self.at
+
+    def _ellipsis(self, frame: Frame) -> None:
+        """Pass ``...`` in the place of members, with the comma before it."""
+        start, self.at = self.at, self.at + (3 if self._char() == "." else 1)
+        edit = Edit(start if frame.comma is None else frame.comma[0], self.at, "")
+        reason = f"{self.text[start : self.at]} stands for something that is left out"
+        mend = "write what is meant, or delete it"
+        self.faults.append(Fault("placeholder", start, self.at, reason, mend, (edit,), safe=False))
+        frame.comma = None
 
     def _comma(self, frame: Frame) -> None:
         start = self.at
@@ -256,7 +269,10 @@ class Mender:
                 safe=False,
             )
             return
-        piece = scan.scan_string(self.text, self.at) or scan.scan_value_word(self.text, self.at)
+        piece = scan.scan_string(self.text, self.at)
+        if piece is None and self.stack and self.stack[-1].closer != "]":
+            piece = scan.scan_number_with_commas(self.text, self.at)
+        piece = piece or scan.scan_value_word(self.text, self.at)
         if piece is None:
             self._stop("a value is expected here")
             return

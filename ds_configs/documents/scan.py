@@ -6,16 +6,20 @@ import json
 import re
 from dataclasses import dataclass
 
+import hjson
+
 BLANK = re.compile(r"[\s\u00a0\u3000\u200b\ufeff]+")
 COMMENT = re.compile(r"//[^\r\n]*|#[^\r\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 PLACEHOLDER = re.compile(
     r"\$\{[^{}\r\n]*\}|\{\{[^{}\r\n]*\}\}|\{%[^\r\n]*?%\}|<[^<>\r\n]+>|\$[A-Za-z_]\w*|%\([^()\r\n]*\)[sdf]"
-    r"|\{[A-Za-z_]\w*\}|@[A-Za-z_]\w*@|%[A-Za-z_]\w*%|__[A-Z]\w*__|\$\([^()\r\n]*\)"
+    r"|\.\.\.|…|\{[A-Za-z_]\w*\}|@[A-Za-z_]\w*@|%[A-Za-z_]\w*%|__[A-Z]\w*__|\$\([^()\r\n]*\)"
 )
 JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 # 1_000, .5, 5., +5, 007: numbers in Python, YAML or by habit, but not in JSON.
 LOOSE_NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d+)?")
 HEX_NUMBER = re.compile(r"0[xX][0-9a-fA-F]+")
+# 500,000,000 and 0,001: commas within a number, where a key would have to follow them.
+WITH_COMMAS = re.compile(r"([+-]?)(\d+)((?:,\d+)+)(?=\s*(?:[,;}\r\n]|//|#|/\*|\Z))")
 ENDLESS = re.compile(r"[+-]?(?:NaN|nan|Infinity|Inf|inf|\.inf|\.nan)")
 KEY_WORD = re.compile(r"[^\s:=,;{}\[\]\"'#，：；]+")
 # A bare value ends at a comma, a closing bracket, a comment or the line's end.
@@ -51,7 +55,7 @@ def scan_string(text: str, at: int) -> Piece | None:
     """Return the quoted string that starts at ``at``, in whichever quotes, or None."""
     triple = TRIPLE.match(text, at)
     if triple:
-        content = triple.group(1) if triple.group(1) is not None else triple.group(2)
+        content = triple.group(2) if triple.group(1) is None else _hjson_lines(text, at, triple.group())
         return Piece(triple.end(), quote(content), "quotes", "JSON has no triple quotes")
     whole = STRING.match(text, at)
     if whole:
@@ -65,6 +69,13 @@ def scan_string(text: str, at: int) -> Piece | None:
         content = curled.group(1) if curled.group(1) is not None else curled.group(2)
         return Piece(curled.end(), quote(content), "quotes", "typographic quotes are not JSON's")
     return _unclosed(text, at) if text[at : at + 1] in ('"', "'") else None
+
+
+def _hjson_lines(text: str, at: int, piece: str) -> str:
+    """Return what ``'''`` quotes, without the indentation that Hjson takes off: only it has this form."""
+    column = at - max(text.rfind("\n", 0, at), text.rfind("\r", 0, at)) - 1
+    (content,) = hjson.loads(f"[\n{' ' * column}{piece}\n]")
+    return content
 
 
 def _double_quoted(match: re.Match[str]) -> Piece:
@@ -119,6 +130,24 @@ def scan_value_word(text: str, at: int) -> Piece | None:
     if "(" not in word:  # the end of a tuple
         word = word.partition(")")[0].rstrip() or word
     return _classify(word, at + len(word))
+
+
+def scan_number_with_commas(text: str, at: int) -> Piece | None:
+    """Return the number with thousands' separators or a decimal comma that starts at ``at``, or None.
+
+    Only a value of an object can be told to be one; in a list the commas part its items.
+    """
+    found = WITH_COMMAS.match(text, at)
+    if not found:
+        return None
+    sign, whole, rest = found.groups()
+    parts = rest[1:].split(",")
+    grouped = whole.strip("0") != "" and len(whole) <= 3 and all(len(part) == 3 for part in parts)
+    if not grouped and len(parts) > 1:
+        return None
+    number = _plain_number(sign + whole + ("" if grouped else ".") + "".join(parts))
+    reason = f"JSON does not write a number as {found.group()}"
+    return Piece(found.end(), number, "number_form", reason, safe=False)
 
 
 def _classify(word: str, end: int) -> Piece:

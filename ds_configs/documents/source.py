@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,9 @@ MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+# What cp1252 has where Latin-1 has control characters: quotation marks, dashes, the euro sign.
+WINDOWS = re.compile(f"[{bytes(range(0x80, 0xA0)).decode('cp1252', 'ignore')}]")
+CHINESE = re.compile("[\u4e00-\u9fff]")
 # The first bytes of formats that people pass by mistake, and how each is called.
 MAGIC = (
     (b"\x89PNG", "a PNG image"),
@@ -87,7 +91,7 @@ def source_of_bytes(path: str, data: bytes) -> Source:
     try:
         return Source(path, data.decode("utf-8"))
     except UnicodeDecodeError:
-        return _recoded(path, data, _eight_bit(data))
+        return _eight_bit(path, data)
 
 
 def _decode_marked(path: str, data: bytes, encoding: str) -> Source:
@@ -96,7 +100,7 @@ def _decode_marked(path: str, data: bytes, encoding: str) -> Source:
     try:
         return source_of_text(path, data.decode("utf-8"))
     except UnicodeDecodeError:
-        return _recoded(path, data[len(codecs.BOM_UTF8) :], _eight_bit(data))
+        return _eight_bit(path, data[len(codecs.BOM_UTF8) :])
 
 
 def source_of_text(path: str, text: str) -> Source:
@@ -124,16 +128,19 @@ def _utf16_without_mark(data: bytes) -> str | None:
     return "utf-16-le" if not any(sample[1::2]) and all(sample[::2]) else None
 
 
-def _eight_bit(data: bytes) -> str:
-    """Return the likeliest encoding of bytes that are not UTF-8: Chinese GB 18030, else Latin-1."""
-    try:
-        text = data.decode("gb18030")
-    except UnicodeDecodeError:
-        return "latin-1"
-    return "gb18030" if any("\u4e00" <= char <= "\u9fff" for char in text) else "latin-1"
+def _eight_bit(path: str, data: bytes) -> Source:
+    """Decode bytes that are not UTF-8 by the likeliest encoding: GB 18030, Windows' own, else Latin-1."""
+    for encoding, telling in (("gb18030", CHINESE), ("cp1252", WINDOWS)):
+        try:
+            text = data.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+        if telling.search(text):
+            return _recoded(path, data, encoding, guessed=True)
+    return _recoded(path, data, "latin-1", guessed=True)
 
 
-def _recoded(path: str, data: bytes, encoding: str) -> Source:
+def _recoded(path: str, data: bytes, encoding: str, guessed: bool = False) -> Source:
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError:
@@ -143,10 +150,11 @@ def _recoded(path: str, data: bytes, encoding: str) -> Source:
         "encoding",
         min(bad, len(text)),
         min(bad + 1, len(text)),
-        f"the file is {encoding}, but DeepSpeed and HF read UTF-8",
+        f"the file {'seems to be' if guessed else 'is'} {encoding}, but DeepSpeed and HF read UTF-8",
         "save as UTF-8",
         # The text is written back as UTF-8: an edit of nothing says that writing is the mend.
         edits=(Edit(0, 0, ""),),
+        safe=not guessed,
     )
     return Source(path, text, encoding, (fault,))
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+import hjson
+
 from ds_configs.documents import scan
 from ds_configs.documents.faults import Fault
 from ds_configs.documents.foreign import foreign_kind, is_assignment, is_section
 from ds_configs.documents.text import Edit
 
 FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\r\n]*(?:\r\n|\r|\n|\Z)", re.MULTILINE)
+SECOND = re.compile(rf"(?:{FENCE.pattern})\s*[{{\[]", re.MULTILINE)
+CONFLICT = re.compile(r"^<{7} .*$(?=[\s\S]*^={7}$[\s\S]*^>{7} )", re.MULTILINE)
 LEFT_OVER = re.compile(r"(?:\s|[;,)}\]]|```[^\r\n]*|~~~[^\r\n]*|(?://|#)[^\r\n]*|/\*.*?\*/)+", re.DOTALL)
 FIRST_KEY = re.compile(r"[\"'][\w-]+[\"']\s*:|[A-Za-z_]\w*\s*:\s*\{")
 
@@ -49,6 +53,9 @@ class Core:
                     "bracket", start, stop, f"{rest.strip()[:20]} closes nothing", "delete it", safe=False
                 )
             ]
+        if self.stop is not None and SECOND.search(rest):
+            reason = "a second code fence with a JSON document follows; the readers take one"
+            return [_around("several_documents", start, stop, reason, "keep one of them", safe=False)]
         if self.stop is not None:
             reason = "text stands after the JSON object's code fence"
             return [_around("text_around", start, stop, reason, "delete the text")]
@@ -65,6 +72,10 @@ def core_of(text: str) -> Core:
     """Find the JSON in ``text``."""
     if not text.strip("\ufeff \t\r\n"):
         return _fatal("empty", 0, "the file is empty", "write at least {}")
+    conflict = CONFLICT.search(text)
+    if conflict:
+        mend = "keep one of its two sides, and delete the lines <<<<<<<, ======= and >>>>>>>"
+        return _fatal("unreadable", conflict.start(), "a merge conflict is left in the file", mend)
     start = _skip(text, 0)
     if text[start : start + 1] in ("{", "[", "｛") and not is_section(text[start:]):
         return Core(0, start)
@@ -73,7 +84,7 @@ def core_of(text: str) -> Core:
     fenced = _fenced(text)
     if fenced:
         return fenced
-    if FIRST_KEY.match(text, start):
+    if FIRST_KEY.match(text, start) or _is_hjson_without_braces(text):
         braces = Fault(
             "missing_braces",
             start,
@@ -115,6 +126,26 @@ def _fenced(text: str) -> Core | None:
     what = "text and a code fence stand" if text[: opening.start()].strip() else "a code fence stands"
     fault = _around("text_around", 0, brace, f"{what} before the JSON object", "delete it")
     return Core(brace, brace, stop=closing.start() if closing else None, faults=(fault,))
+
+
+def _is_hjson_without_braces(text: str) -> bool:
+    """Whether DeepSpeed's reader takes ``text`` for an object whose outer braces are left out.
+
+    It takes YAML too, but there it reads a nested key as the text "stage: 2".
+    """
+    if "{" not in text:
+        return False
+    try:
+        inner = [hjson.loads(text)]
+    except Exception:  # its reader fails with IndexError and OverflowError too
+        return False
+    is_object = isinstance(inner[0], dict)
+    while is_object and inner:
+        value = inner.pop()
+        if isinstance(value, str) and ": " in value:
+            return False
+        inner += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return is_object
 
 
 def _skip(text: str, at: int) -> int:

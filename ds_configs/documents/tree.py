@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 TOKEN = re.compile(r"""[ \t\r\n]*("(?:[^"\\]|\\.)*"|[{}\[\],:]|[^ \t\r\n{}\[\],:"]+)""", re.DOTALL)
@@ -32,8 +33,16 @@ class Node:
 
     def member(self, key: str) -> Member | None:
         """Return the member called ``key``, the last one if there are several, as JSON readers do."""
-        found = [member for member in self.members if member.key == key]
-        return found[-1] if found else None
+        index = self.index(key)
+        return None if index is None else self.members[index]
+
+    def index(self, key: str) -> int | None:
+        """Return the place of ``member(key)`` among ``members``, or None."""
+        return self._places.get(key)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {member.key: index for index, member in enumerate(self.members)}
 
     def find(self, path: tuple[str, ...]) -> Member | None:
         """Return the member at ``path`` below this object, or None."""

@@ -46,6 +46,27 @@ SAMPLES: dict[str, tuple[str, Any, set[str]]] = {
         {"a": 1000, "b": 0.5, "c": 5, "d": 7, "e": 3, "f": 16},
         {"number_form"},
     ),
+    "thousands parted by commas": (
+        '{"a": {"b": 500,000,000, "c": 1}}',
+        {"a": {"b": 500000000, "c": 1}},
+        {"number_form"},
+    ),
+    "a decimal comma": ('{"a": 0,001\n}', {"a": 0.001}, {"number_form"}),
+    "a list of numbers": ('{"a": [1,200,300]}', {"a": [1, 200, 300]}, set()),
+    "an ellipsis for the rest": ('{"a": 1, ...}', {"a": 1}, {"placeholder"}),
+    "an ellipsis between": ('{"a": 1,\n  ...,\n  "b": 2}', {"a": 1, "b": 2}, {"placeholder"}),
+    "an ellipsis alone": ('{"a": {…}}', {"a": {}}, {"placeholder"}),
+    "an ellipsis as a value": ('{"a": ...\n}', {"a": "..."}, {"placeholder"}),
+    "Hjson's text of several lines": (
+        "{\"a\":\n  '''\n  x\n    y\n  '''\n}",
+        {"a": "x\n  y"},
+        {"quotes"},
+    ),
+    "Hjson without braces": (
+        "# c\na: 1\nb: {\n  c: true\n}\n",
+        {"a": 1, "b": {"c": True}},
+        {"comment", "missing_braces", "unquoted_key", "missing_comma"},
+    ),
     "arithmetic": ('{"a": 2 * 1024}', {"a": "2 * 1024"}, {"expression"}),
     "backslashes": (r'{"a": "C:\logs"}', {"a": r"C:\logs"}, {"escape"}),
     "tab in a string": ('{"a": "x\ty"}', {"a": "x\ty"}, {"escape"}),
@@ -58,6 +79,16 @@ SAMPLES: dict[str, tuple[str, Any, set[str]]] = {
     "fence left behind": ('{"a": 1}\n```', {"a": 1}, {"text_around"}),
     "prose and fence": ('Here:\n```\n{"a": 1}\n```\nHave fun', {"a": 1}, {"text_around"}),
     "assignment": ('ds_config = {"a": 1}\n', {"a": 1}, {"text_around"}),
+    "two fences": (
+        '```json\n{"a": 1}\n```\nor\n```json\n{"a": 2}\n```\n',
+        {"a": 1},
+        {"text_around", "several_documents"},
+    ),
+    "braces in the text after a fence": (
+        '```\n{"a": 1}\n```\nwith {this}',
+        {"a": 1},
+        {"text_around"},
+    ),
     "two documents": ('{"a": 1}\n{"b": 2}', {"a": 1}, {"several_documents"}),
     "text after the end": ('{"a": 1} b', {"a": 1}, {"extra_data"}),
     "the same key, equal": ('{"a": 1, "a": 1}', {"a": 1}, {"duplicate_key"}),
@@ -122,6 +153,21 @@ FOREIGN = {
     "XML or HTML": "<!DOCTYPE html>\n<html></html>",
     "base64 text": "eyJ0cmFpbl9iYXRjaF9zaXplIjogOH0=",
 }
+
+
+def test_a_merge_conflict_is_named_at_its_first_line() -> None:
+    text = '{\n  "a": 1,\n<<<<<<< HEAD\n  "b": 1\n=======\n  "b": 2\n>>>>>>> theirs\n}\n'
+    document = parse_document(text)
+    (fault,) = document.faults
+    assert (fault.kind, fault.reason) == ("unreadable", "a merge conflict is left in the file")
+    assert document.lines.position(fault.start) == (3, 1)
+    assert not fault.edits
+
+
+def test_a_number_of_too_many_digits_is_named_in_its_place() -> None:
+    (fault,) = parse_document(f'{{"a": 1, "b": {"9" * 5000}}}').faults
+    assert (fault.start, fault.end) == (14, 5014)
+    assert fault.reason == "a number of 5000 digits is longer than Python's readers take"
 
 
 @pytest.mark.parametrize("kind", FOREIGN)

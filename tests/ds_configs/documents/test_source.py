@@ -34,6 +34,21 @@ def test_latin_1_is_named_at_its_first_letter(tmp_path: Path) -> None:
     assert document.faults[0].start == TEXT.index('"') + 6
 
 
+def test_windows_own_quotation_marks_are_read(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_bytes('{"a": "é “q”"}'.encode("cp1252"))
+    document = read_document(str(tmp_path / "c.json"))
+    assert (document.encoding, document.value) == ("cp1252", {"a": "é “q”"})
+
+
+def test_only_an_encoding_that_is_sure_is_mended_unasked(tmp_path: Path) -> None:
+    """Shift-JIS reads as Chinese, too: written back as UTF-8, the text would be lost."""
+    for encoding, sure in (("utf-16", True), ("shift_jis", False), ("latin-1", False)):
+        text = '{"a": "é"}' if encoding == "latin-1" else '{"a": "日本語"}'
+        (tmp_path / "c.json").write_bytes(text.encode(encoding))
+        (fault,) = read_document(str(tmp_path / "c.json")).faults
+        assert (fault.safe, "seems to be" in fault.reason) == (sure, not sure)
+
+
 def test_a_mark_is_hfs_fault_alone(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
     document = read_document(str(tmp_path / "c.json"))
