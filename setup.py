@@ -81,7 +81,11 @@ setup(
     package_dir={"": "."},  # an editable install is then a plain path entry: free at interpreter start
     packages=find_packages(include=["npu_plugins*", "ds_configs*", "hf_integration*"]),
     package_data={
-        "npu_plugins": ["simulator/csrc/**/*.cpp", "simulator/csrc/**/*.h"],
+        "npu_plugins": [
+            "simulator/csrc/**/*.cpp",
+            "simulator/csrc/**/*.h",
+            "tensor_parallel/model_plans/*.json",
+        ],
         "ds_configs": ["**/*.json"],
     },
     # Wide on purpose: a user with a card brings the torch and torch_npu pair of the CANN in place.

@@ -1,0 +1,210 @@
+"""Dividing a Hugging Face model over the tensor-parallel axis, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from npu_plugins.comm import ProcessMesh, check_group_device
+from npu_plugins.tensor_parallel.conversion import IN_PLACE, Conversion
+from npu_plugins.tensor_parallel.deferred import WeightGradients
+from npu_plugins.tensor_parallel.errors import TensorParallelError
+from npu_plugins.tensor_parallel.heads import Heads
+from npu_plugins.tensor_parallel.plans import Plan, given_plan, plan_of
+from npu_plugins.tensor_parallel.replacements import LocalConfig, VocabParallelCausalLoss
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def shard_model(
+    model: Model,
+    mesh: ProcessMesh,
+    *,
+    plan: Mapping[str, str] | None = None,
+    gather_logits: bool = True,
+    weight_gradients: WeightGradients | None = None,
+) -> Model:
+    """Divide a Hugging Face model over the mesh's ``tp`` axis, in place (Megatron-LM, arXiv 1909.08053 §3).
+
+    Every rank of a tensor-parallel group calls this with the same model and keeps its part of it. The model's
+    linear layers and embeddings become layers of this package under the same names; its own forward pass,
+    loss, `generate` and activation checkpointing go on as before, with inputs `[batch, seq]` that must be the
+    same on all ranks of the group (`npu_plugins.comm.broadcast_batch`). A model on the meta device is divided
+    there.
+
+    By default every rank gets the whole logits `[batch, seq, vocab]`, so that whatever is done with them
+    stays right: any loss, `generate`, metrics. With `gather_logits=False` they stay divided, `[batch, seq,
+    vocab/tp]`, which saves their memory and a gather; the model's own loss is then
+    `vocab_parallel_cross_entropy`.
+
+    Args:
+        model: a transformers model; its plan is `config.base_model_tp_plan`, or ours for its model_type.
+        mesh: gives the group. With one rank on the axis the model stays as it is.
+        plan: styles by pattern of module names, instead of the model's plan; each must name something.
+        gather_logits: whether the output layer's output is gathered.
+        weight_gradients: where the layers leave their weight gradients when those are to run later.
+
+    Returns:
+        The same model.
+
+    Raises:
+        TensorParallelError: there is no plan, it names what is not there, a style is unknown, heads or
+            sizes do not divide, or the ranks hold different weights. The model is then as it was.
+        CommError: the group cannot reach the model's device.
+    """
+    group = mesh.group("tp")
+    if group is None:
+        return model
+    chosen = plan_of(model) if plan is None else given_plan(plan)
+    styles = chosen.matches(model)
+    device = next(model.parameters()).device
+    if device.type != "meta":
+        check_group_device(group, device, f"the tp group of {type(model).__name__}")
+        check_same_weights(model, group)
+    job = _Job(model, group, chosen, styles, gather_logits, weight_gradients)
+    job.replace(dry=True)  # everything that can be refused is refused before anything is changed
+    job.check_ties()
+    job.replace(dry=False)
+    job.tell_modules()
+    return model
+
+
+class _Job:
+    """One call of shard_model."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        group: dist.ProcessGroup,
+        plan: Plan,
+        styles: Mapping[str, str],
+        gather_logits: bool,
+        weight_gradients: WeightGradients | None,
+    ) -> None:
+        self.model, self.group, self.plan, self.styles = model, group, plan, styles
+        self.weight_gradients = weight_gradients
+        self.modules = dict(model.named_modules())
+        self.config = _text_config(model)
+        self.output = None if gather_logits else self._output_layer()
+
+    def _output_layer(self) -> str:
+        output = self.model.get_output_embeddings()
+        names = [name for name, module in self.modules.items() if module is output and name in self.styles]
+        loss = getattr(self.model, "loss_type", None)
+        if not names or loss not in (None, "ForCausalLM"):
+            raise TensorParallelError(
+                f"gather_logits=False: {type(self.model).__name__} (loss {loss}) has no output layer in "
+                "its plan whose loss could be taken of divided logits; leave gather_logits out"
+            )
+        return names[0]
+
+    def heads(self, name: str) -> Heads | None:
+        """Return the heads of the attention module that module `name` belongs to, if it does."""
+        parent = self.modules.get(name.rpartition(".")[0])
+        return Heads.of(parent, self.config, self.group.size())
+
+    def replace(self, dry: bool) -> None:
+        """Convert every module of the plan; put the results in place unless `dry`."""
+        uses: dict[int, int] = {}
+        for _, parameter in self.model.named_parameters(remove_duplicate=False):
+            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+        conversion = Conversion(
+            self.group,
+            self.config,
+            self.output,
+            self.weight_gradients,
+            frozenset(key for key, count in uses.items() if count > 1),
+            dry,
+        )
+        for name, style in self.styles.items():
+            if name not in self.modules:
+                raise TensorParallelError(
+                    f"{name}: style {style!r} of a single parameter (here of shape "
+                    f"{list(self.model.get_parameter(name).shape)}) is not one that shard_model divides; "
+                    "pass plan=… without it and without the module that uses it to keep them whole"
+                )
+            heads = self.heads(name)
+            if heads is not None and style not in IN_PLACE:
+                heads.check(name)
+            if dry and style in IN_PLACE and style in ("replicate", "replicated_with_grad_allreduce"):
+                continue
+            made = conversion.convert(name, self.modules[name], style, heads)
+            if not dry and made is not self.modules[name]:
+                parent, _, own = name.rpartition(".")
+                setattr(self.modules[parent], own, made)
+                self.modules[name] = made
+
+    def check_ties(self) -> None:
+        """Refuse a tied weight of which the plan divides one use only."""
+        uses: dict[int, list[str]] = {}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            uses.setdefault(id(parameter), []).append(name)
+        for names in uses.values():
+            divided = [n for n in names if self._divides(n)]
+            if divided and len(divided) < len(names):
+                whole = next(n for n in names if n not in divided)
+                raise TensorParallelError(
+                    f"{divided[0]} is tied to {whole}, but {self.plan.source} divides only the first of "
+                    "them; name both, along the vocabulary, or none"
+                )
+
+    def _divides(self, parameter: str) -> bool:
+        return self.styles.get(parameter.rpartition(".")[0], "replicate") not in IN_PLACE
+
+    def tell_modules(self) -> None:
+        """Set what the modules' own forward passes and the loss must know."""
+        attention = {name.rpartition(".")[0] for name, style in self.styles.items() if style not in IN_PLACE}
+        for name in sorted(attention):
+            heads = Heads.of(self.modules[name], self.config, self.group.size())
+            if heads is not None:
+                heads.tell(name, self.modules[name])
+        for module, attribute, kind in list(self.plan.local_attributes(self.model)):
+            heads = Heads.of(module, self.config, self.group.size())
+            if heads is not None:
+                _set_local(module, attribute, kind, heads)
+        if self.output is not None:
+            self.model.loss_function = VocabParallelCausalLoss(self.group)
+
+
+def _set_local(module: nn.Module, attribute: str, kind: str, heads: Heads) -> None:
+    if attribute.startswith("config."):
+        name = attribute.removeprefix("config.")
+        local = heads.local(kind, getattr(module.config, name))
+        module.config = LocalConfig(module.config, **{name: local})
+    else:
+        setattr(module, attribute, heads.local(kind, getattr(module, attribute)))
+
+
+def _text_config(model: nn.Module) -> Any:
+    config = getattr(model, "config", None)
+    return config.get_text_config() if config is not None else None
+
+
+@torch.no_grad()
+def check_same_weights(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Refuse ranks that hold different models: their parts would not belong together.
+
+    Parameters are compared by their sums, one number each.
+
+    Raises:
+        TensorParallelError: naming the first parameter that differs, and the ranks.
+    """
+    named = list(model.named_parameters())
+    sums = torch.stack([parameter.sum(dtype=torch.float32) for _, parameter in named])
+    everyone = [torch.empty_like(sums) for _ in range(group.size())]
+    dist.all_gather(everyone, sums, group=group)
+    bits = torch.stack(everyone).cpu().view(torch.int32)  # nan equals nan
+    different = (bits != bits[0]).any(0).nonzero().flatten().tolist()
+    if different:
+        name = named[different[0]][0]
+        ranks = (bits[:, different[0]] != bits[0, different[0]]).nonzero().flatten().tolist()
+        raise TensorParallelError(
+            f"{name} of {type(model).__name__} differs between rank 0 and ranks "
+            f"{', '.join(map(str, ranks))} of the tensor-parallel group ({len(different)} of {len(named)} "
+            "parameters differ); seed all ranks alike before the model is built, or load the same "
+            "checkpoint on all of them"
+        )
