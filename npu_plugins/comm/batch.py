@@ -66,7 +66,7 @@ def check_same_batch(batch: Any, mesh: ProcessMesh, *, axis: str = "tp") -> None
     except CommError as error:
         if group is None:
             raise
-        problem = f"on rank {mesh.global_rank}, {error}"
+        problem = f"On rank {mesh.global_rank}, {error}"
     if group is None:
         return
     # Zeros stand for a batch that cannot be compared; as a real digest they have odds of 2 to the -128.
@@ -89,11 +89,13 @@ def _first_problem(
         if found:
             where, mine, theirs = found
             source = mesh.ranks(axis)[0]
-            problem = f"{where} is {mine} on rank {mesh.global_rank} and {theirs} on rank {source}"
+            here = mesh.global_rank
+            problem = (
+                f"{where} is {mine} on rank {here}, but {theirs} on rank {source}; {MEND.format(axis=axis)}"
+            )
     problems: list[str | None] = [None] * mesh.size(axis)
     dist.all_gather_object(problems, problem, group=group)
-    sentence = next(each for each in problems if each)
-    return f"{sentence[0].upper()}{sentence[1:]}; {MEND.format(axis=axis)}" if comparable else sentence
+    return next(each for each in problems if each)
 
 
 def _digest(batch: Any) -> bytes:
@@ -112,13 +114,14 @@ def _send(batch: Any, mesh: ProcessMesh, group: dist.ProcessGroup | None, axis: 
     try:
         skeleton, tensors = take_apart(batch)
         tensors = [tensor.to(mesh.device) for tensor in tensors]
+        header = pickle.dumps(skeleton) if group is not None else b""
     except Exception as error:  # whatever it is, the others wait for this rank and are told
+        refusal = CommError(f"Rank {mesh.global_rank} cannot broadcast its batch: {error}")
         if group is not None:
-            reason = f"Rank {mesh.global_rank} cannot broadcast its batch: {error}"
-            _broadcast(pickle.dumps(CommError(reason)), [], mesh, group, axis)
-        raise
+            _broadcast(pickle.dumps(refusal), [], mesh, group, axis)
+        raise refusal from error
     if group is not None:
-        _broadcast(pickle.dumps(skeleton), tensors, mesh, group, axis)
+        _broadcast(header, tensors, mesh, group, axis)
     return put_together(skeleton, iter(tensors))
 
 
@@ -127,8 +130,7 @@ def _broadcast(
 ) -> None:
     pieces = [torch.frombuffer(bytearray(header), dtype=torch.uint8).to(mesh.device)]
     pieces += [as_bytes(tensor) for tensor in tensors]
-    padded = [torch.nn.functional.pad(piece, (0, -piece.numel() % ALIGNMENT)) for piece in pieces]
-    payload = torch.cat(padded)
+    payload = torch.cat([torch.nn.functional.pad(piece, (0, -piece.numel() % ALIGNMENT)) for piece in pieces])
     source = mesh.ranks(axis)[0]
     sizes = torch.tensor([len(header), payload.numel()], dtype=torch.int64, device=mesh.device)
     dist.broadcast(sizes, source, group=group)

@@ -16,37 +16,29 @@ EPSILON = 1e-6
 
 
 def counts_here(parameter: torch.Tensor, mesh: ProcessMesh) -> bool:
-    """Return whether this rank counts a parameter for the tensor-parallel group's norm.
+    """Return whether this rank counts a parameter for the norm of its pipeline stage.
 
-    A replicated parameter is counted by the group's first rank; a divided one (``tensor_model_parallel``,
-    Megatron's mark) by every rank, or by the first of those that hold the same shard where there are fewer
-    shards than ranks (``parameter.shard.size``: key and value heads fewer than ranks). A tied parameter's
-    further copies on other pipeline stages (``ds_pipe_replicated``, DeepSpeed's mark) are counted by nobody.
+    A parameter that is divided (``tensor_model_parallel``, Megatron's mark) is counted by every rank of the
+    tensor-parallel group, a replicated one by the first. A tied parameter's further copies on other stages
+    (``ds_pipe_replicated``, DeepSpeed's mark) are counted by nobody.
     """
     if getattr(parameter, "ds_pipe_replicated", False):
         return False
-    place = mesh.rank("tp")
-    shard = getattr(parameter, "shard", None)
-    if shard is None:
-        return place == 0 or bool(getattr(parameter, "tensor_model_parallel", False))
-    return place % (mesh.size("tp") // shard.size) == 0
+    return mesh.rank("tp") == 0 or bool(getattr(parameter, "tensor_model_parallel", False))
 
 
 def count_once(parameters: Iterable[torch.nn.Parameter], mesh: ProcessMesh) -> None:
-    """Set Megatron's marks so that DeepSpeed's own norms count every gradient once; call before `initialize`.
+    """Set marks so that DeepSpeed's own norms count every gradient of a pipeline once.
 
-    DeepSpeed 0.19.8 counts a parameter on model-parallel rank 0 and wherever it carries a mark. By itself
-    that counts shards that several ranks hold several times, and in fp32 leaves out the replicated parameters
-    of pipeline stages after the first (runtime/utils.py:394).
-    Calling it twice changes nothing.
+    In fp32 DeepSpeed 0.19.8 counts a parameter where the rank within tp × pp is 0 or it carries a mark
+    (runtime/utils.py:394), so the replicated parameters of all stages but the first are left out. Here they
+    get the mark ``model_parallel`` on the one rank that counts them; its other norms, which ask for the rank
+    within tp, count that rank anyway. Without pipeline stages there is nothing to do. To be called after tied
+    parameters got their marks; calling it twice changes nothing.
     """
-    later_stage = mesh.rank("tp") == 0 and mesh.rank("pp") > 0
-    for parameter in parameters:
-        counted = counts_here(parameter, mesh)
-        if getattr(parameter, "shard", None) is not None:
-            parameter.tensor_model_parallel = counted
-        if later_stage:
-            parameter.model_parallel = counted
+    if mesh.rank("tp") == 0 and mesh.rank("pp") > 0:
+        for parameter in parameters:
+            parameter.model_parallel = counts_here(parameter, mesh)
 
 
 def gradient_norm(

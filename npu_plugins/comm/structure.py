@@ -33,8 +33,8 @@ def walk(batch: Any, where: str = "batch") -> Iterator[tuple[str, Any]]:
         CommError: something in it is neither container, dense tensor nor plain value.
     """
     if isinstance(batch, torch.Tensor):
-        if batch.layout != torch.strided or batch.is_nested:
-            raise CommError(f"{where} is no dense tensor ({_kind(batch)}); make it one with to_dense()")
+        if batch.layout != torch.strided or batch.is_nested or batch.is_meta:
+            raise CommError(f"{where} is no dense tensor with data ({_kind(batch)}); make it one")
         yield where, batch.detach()
     elif type(batch) in PLAIN:
         yield where, batch
@@ -135,8 +135,8 @@ def _told(value: Any) -> str:
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    layout = "" if tensor.layout == torch.strided else f"{tensor.layout} "
-    return f"{layout}{tensor.dtype} of shape {list(tensor.shape)}"
+    special = "meta " if tensor.is_meta else "" if tensor.layout == torch.strided else f"{tensor.layout} "
+    return f"{special}{tensor.dtype} of shape {list(tensor.shape)}"
 
 
 def _is_sequence(value: Any) -> bool:
