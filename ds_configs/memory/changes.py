@@ -112,7 +112,7 @@ def _buckets(job: MemoryJob) -> Iterator[Change]:
         yield from _try(
             lambda: replace(job, buckets=alone), "overlap_comm false", "gradient reduction is not hidden", 4
         )
-    if job.stage == 3 and buckets.reuse > 2 * SMALL_BUCKET:
+    if job.stage == 3 and max(buckets.reuse, buckets.max_live) > 2 * SMALL_BUCKET:
         short = replace(buckets, reuse=2 * SMALL_BUCKET, max_live=2 * SMALL_BUCKET)
         yield from _try(
             lambda: replace(job, buckets=short),

@@ -7,7 +7,13 @@ from types import MappingProxyType
 
 from ds_configs.memory.activations import backward_bytes, layer_bytes
 from ds_configs.memory.device import allocator_slack, hccl_bytes
-from ds_configs.memory.head import embedding_bytes, head_bytes, logits_bytes, loss_peak_bytes
+from ds_configs.memory.head import (
+    embedding_bytes,
+    final_norm_bytes,
+    head_bytes,
+    logits_bytes,
+    loss_peak_bytes,
+)
 from ds_configs.memory.job import MemoryJob
 from ds_configs.memory.pipeline import in_flight, pipeline_buffers
 from ds_configs.memory.rank import RankPart, rank_part
@@ -52,7 +58,9 @@ def _moments(job: MemoryJob, part: RankPart, states: StateMemory, stage: int) ->
     buffers = {"pipeline buffers": pipe.resident + round(in_flight(job, stage) * pipe.each) + pipe.logits}
     idle = {"pipeline buffers": pipe.resident + pipe.logits}
     earlier = states.carried if job.accumulation > 1 else {}
-    gathered = {"gathered parameters": states.gathered + states.fetch}
+    forward = {"gathered parameters": states.gathered + states.flat_forward}
+    gathered = {"gathered parameters": states.gathered + states.flat_loss}
+    norm = final_norm_bytes(job) if part.last else 0
     loss = loss_peak_bytes(job) if part.last else 0
     head = head_bytes(job) if part.last else 0
     left = {"logits and loss": logits_bytes(job) if part.last else 0}
@@ -60,6 +68,10 @@ def _moments(job: MemoryJob, part: RankPart, states: StateMemory, stage: int) ->
         "loss": _sum(
             states.resident, earlier, gathered, buffers,
             {"activations": kept, "logits and loss": loss}
+        ),
+        "forward ends": _sum(
+            states.resident, earlier, forward, buffers,
+            {"activations": kept, "logits and loss": norm},
         ),
         "backward begins": _sum(
             states.resident, states.first, gathered, buffers,

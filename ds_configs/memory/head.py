@@ -27,13 +27,19 @@ def logits_bytes(job: MemoryJob) -> int:
     return _tokens(job) * job.element * job.shape.vocab
 
 
+def final_norm_bytes(job: MemoryJob) -> int:
+    """Return what the final norm and the output layer keep of their inputs."""
+    e, hidden = job.element, job.shape.hidden
+    if job.kernels == "megatron":
+        return _tokens(job) * 2 * e * hidden // job.parallel.tp
+    return _tokens(job) * (norm_bytes(job.shape, e, hidden) + e * hidden)
+
+
 def head_bytes(job: MemoryJob) -> int:
     """Return what is there of final norm and logits from the forward pass to the end of the backward pass."""
-    e, hidden, vocab = job.element, job.shape.hidden, job.shape.vocab
     if job.kernels == "megatron":  # Korthikanti 2022 §4.3: 4sbh/t (1 + v/h)
-        return _tokens(job) * (2 * e * hidden + FP32 * vocab) // job.parallel.tp
-    norm = norm_bytes(job.shape, e, hidden)
-    return _tokens(job) * (norm + e * hidden) + logits_bytes(job)
+        return final_norm_bytes(job) + _tokens(job) * FP32 * job.shape.vocab // job.parallel.tp
+    return final_norm_bytes(job) + logits_bytes(job)
 
 
 def loss_peak_bytes(job: MemoryJob) -> int:

@@ -78,7 +78,7 @@ def job_of_settings(
         DsConfigError: a value has the wrong type, is "auto" where nothing fills it, or the job is impossible.
     """
     zero = _section(config, "zero_optimization")
-    values: dict[str, Any] = {"stage": _integer(zero, "stage", 0), "buckets": _buckets(zero, shape)}
+    values: dict[str, Any] = {"stage": _integer(zero, "stage", 0), "buckets": buckets_of(zero, shape.hidden)}
     dtype = _dtype(config)
     if dtype:
         values["dtype"] = dtype
@@ -135,11 +135,16 @@ def _integer(section: Mapping[str, Any], key: str, default: int) -> int:
     return int(value)
 
 
-def _buckets(zero: Mapping[str, Any], shape: ModelShape) -> Buckets:
+def buckets_of(zero: Mapping[str, Any], hidden: int) -> Buckets:
+    """Return the buffers that section ``zero_optimization`` asks for, "auto" as HF fills it for that width.
+
+    Raises:
+        DsConfigError: a size is no whole number, or out of range.
+    """
     filled = {
-        "reduce_bucket_size": shape.hidden**2,
-        "stage3_prefetch_bucket_size": int(0.9 * shape.hidden**2),
-        "stage3_param_persistence_threshold": 10 * shape.hidden,
+        "reduce_bucket_size": hidden**2,
+        "stage3_prefetch_bucket_size": int(0.9 * hidden**2),
+        "stage3_param_persistence_threshold": 10 * hidden,
     }
     values: dict[str, Any] = {}
     for field, key in BUCKET_KEYS.items():

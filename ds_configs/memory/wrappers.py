@@ -36,9 +36,13 @@ class StateMemory:
     host: Terms = field(default_factory=dict)
     """Host memory."""
     gathered: int = 0
-    """Bytes of whole parameters that are gathered when the loss is computed (ZeRO-3)."""
-    fetch: int = 0
-    """Bytes of the largest gather in flight beyond `gathered` (ZeRO-3)."""
+    """Bytes of whole parameters at the end of the forward pass, and of those fetched for the backward pass
+    (ZeRO-3)."""
+    flat_forward: int = 0
+    """Bytes of the flat buffer that the last prefetch of the forward pass came through: it lives until the
+    last of its parameters is used (ZeRO-3)."""
+    flat_loss: int = 0
+    """As ``flat_forward``, of what is prefetched for the backward pass when the loss is computed (ZeRO-3)."""
 
 
 @dataclass(frozen=True)
@@ -225,8 +229,8 @@ def _zero3(job: MemoryJob, part: RankPart, divided: Divided) -> StateMemory:
 
     Resident: the partitions, the small tensors that are kept whole, the fp32 partition, the flat gradient
     partition and the reduce bucket, from initialisation on. Gathered parameters stay while they are used
-    again within `reuse`; the backward pass uses the last layers again first, so half of `reuse` is whole at
-    the loss.
+    again within `reuse`; the backward pass uses the last layers again first, so half of `reuse` stays whole
+    at the loss. Each submodule prefetches once more, past the loss too, until `max_live` are whole.
     """
     element, buckets = job.element, job.buckets
     offload = job.offload_optimizer != "none"
@@ -252,9 +256,8 @@ def _zero3(job: MemoryJob, part: RankPart, divided: Divided) -> StateMemory:
         resident |= {"gradients": gradients, "master weights": master, "optimizer states": states}
     reducible = element * min(buckets.reduce, divided.total)
     movable = divided.total - persistent
-    gathered = element * min(movable, buckets.reuse // 2)
-    room = max(0, min(buckets.max_live, movable) - gathered // element)
-    fetch = 2 * element * min(room, buckets.prefetch)
+    kept = min(movable, buckets.reuse // 2)
+    whole = min(movable, max(kept, buckets.max_live)) if buckets.prefetch else kept
     sub_group = min(buckets.sub_group, partition)
     step_temporaries = 0 if offload else sub_group * (element + (FP32 if element != FP32 else 0))
     return StateMemory(
@@ -262,6 +265,7 @@ def _zero3(job: MemoryJob, part: RankPart, divided: Divided) -> StateMemory:
         last={"reduce temporaries": reducible},
         step={"step temporaries": step_temporaries},
         host=host,
-        gathered=gathered,
-        fetch=fetch,
+        gathered=element * whole,
+        flat_forward=element * min(movable, buckets.prefetch),
+        flat_loss=element * min(movable - kept, buckets.prefetch),
     )
