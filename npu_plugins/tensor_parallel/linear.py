@@ -20,7 +20,7 @@ from npu_plugins.tensor_parallel.initialize import (
     draw,
     kaiming_uniform,
 )
-from npu_plugins.tensor_parallel.matmul import ColumnMatmul, RowMatmul
+from npu_plugins.tensor_parallel.matmul import ColumnMatmul, RowMatmul, Setting
 from npu_plugins.tensor_parallel.shard import Shard, mark, padded_size
 
 
@@ -88,13 +88,14 @@ class ParallelLinear(nn.Module):
                 nn.init.zeros_(self.bias)
 
     def _check_input(self, x: torch.Tensor, features: int) -> None:
+        kind = x.device.type
         if x.size(-1) != features:
             raise TensorParallelError(
                 f"{self}: the input has shape {tuple(x.shape)}, but its last dim must be {features} long"
             )
-        if x.device.type != self._served:
+        if kind != self._served:
             check_group_serves(str(self), self.group, x.device)
-            self._served = x.device.type
+            self._served = kind
 
     def _cast(self, x: torch.Tensor, *tensors: torch.Tensor | None) -> list[Any]:
         """What autocast would make of the arguments of torch.nn.functional.linear."""
@@ -208,7 +209,8 @@ class ColumnParallelLinear(ParallelLinear):
         self._check_input(x, self.in_features)
         x, weight, bias = self._cast(x, self.weight, None if self.skip_bias_add else self.bias)
         group = self.group if self.reduce_input_gradient else None
-        y = ColumnMatmul.apply(x, weight, bias, group, self.sequence_parallel, self.weight_gradients)
+        setting = Setting(group, self.sequence_parallel, self.weight_gradients)
+        y = ColumnMatmul.apply(x, weight, bias, setting)
         if self.gather_output:
             y = gather_from_region(y, self.group, -1)[..., : self.out_features]
         return (y, self.bias) if self.skip_bias_add else y
@@ -276,7 +278,8 @@ class RowParallelLinear(ParallelLinear):
         if not self.input_is_parallel:
             x = scatter_to_region(x, self.group, -1)
         x, weight, bias = self._cast(x, self.weight, None if self.skip_bias_add else self.bias)
-        y = RowMatmul.apply(x, weight, bias, self.group, self.sequence_parallel, self.weight_gradients)
+        setting = Setting(self.group, self.sequence_parallel, self.weight_gradients)
+        y = RowMatmul.apply(x, weight, bias, setting)
         if not self.skip_bias_add:
             return y
         if self.bias is None or not self.sequence_parallel:

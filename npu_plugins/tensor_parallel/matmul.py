@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,20 @@ from npu_plugins.tensor_parallel.deferred import WeightGradients, deliver, deliv
 Grads = tuple[torch.Tensor | None, ...]
 
 
+class Setting(NamedTuple):
+    """What the products are told besides their tensors: one argument, since `apply` looks at each in turn.
+
+    Attributes:
+        group: the tensor-parallel group, or None: nothing is communicated.
+        sequence_parallel: whether the input or the output is a piece of the sequence (dim 0).
+        store: where the weight gradient is left when it is to run later, or None.
+    """
+
+    group: dist.ProcessGroup | None
+    sequence_parallel: bool
+    store: WeightGradients | None
+
+
 class ColumnMatmul(Function):
     """y = x Wᵀ + b with the rows of W (the columns of Wᵀ) divided over the group.
 
@@ -26,43 +40,43 @@ class ColumnMatmul(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        group: dist.ProcessGroup | None,
-        sequence_parallel: bool,
-        store: WeightGradients | None,
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, setting: Setting
     ) -> torch.Tensor:
-        _keep(ctx, x, weight, bias, store)
-        ctx.group = group
-        ctx.sequence_parallel = sequence_parallel and group is not None
-        if ctx.sequence_parallel:
-            x = all_gathered(x, group, 0)  # [seq/tp, batch, in] → [seq, batch, in]
+        _keep(ctx, x, weight, bias, setting)
+        if setting.sequence_parallel:
+            x = all_gathered(x, setting.group, 0)  # [seq/tp, batch, in] → [seq, batch, in]
         return F.linear(x, weight, bias)  # [seq, batch, in] × [in, out/tp] → [seq, batch, out/tp]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> Grads:
         x, weight = ctx.saved_tensors
-        later = ctx.store is not None and ctx.store.collecting
+        needs_dx, needs_dw, needs_db, _ = ctx.needs_input_grad
+        group, sequence_parallel, store = ctx.setting
+        sequence_parallel = sequence_parallel and group is not None
+        later = store is not None and store.collecting
         gather = None
-        if ctx.sequence_parallel and ctx.needs_input_grad[1] and not later:
-            x, gather = start_all_gather(x, ctx.group)  # runs beside the next product
+        if sequence_parallel and needs_dw and not later:
+            x, gather = start_all_gather(x, group)  # runs beside the next product
         dy2 = dy.reshape(-1, dy.size(-1))
         dx, reduction = None, None
-        if ctx.needs_input_grad[0]:
+        if needs_dx:
             dx = _input_gradient(dy, dy2, weight)  # [seq, batch, out/tp] × [out/tp, in] → [seq, batch, in]
         if gather is not None:
             gather.wait()
-        if dx is not None and ctx.sequence_parallel:
-            dx, reduction = start_reduce_scatter(dx, ctx.group)
-        elif dx is not None and ctx.group is not None:
-            reduction = dist.all_reduce(dx, group=ctx.group, async_op=True)
-        dw, db = _weight_gradients(ctx, dy2, x, ctx.group if later and ctx.sequence_parallel else None)
+        if dx is not None and sequence_parallel:
+            dx, reduction = start_reduce_scatter(dx, group)
+        elif dx is not None and group is not None:
+            reduction = dist.all_reduce(dx, group=group, async_op=True)
+        if later:
+            _leave_weight_gradients(ctx, dy2, x, group if sequence_parallel else None)
+            dw, db = None, None
+        else:
+            dw = _weight_gradient(dy2, x) if needs_dw else None
+            db = dy2.sum(0) if needs_db else None  # [tokens, out/tp] → [out/tp]
         if reduction is not None:
             reduction.wait()
-        return dx, dw, db, None, None, None
+        return dx, dw, db, None
 
 
 class RowMatmul(Function):
@@ -74,21 +88,14 @@ class RowMatmul(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        group: dist.ProcessGroup | None,
-        sequence_parallel: bool,
-        store: WeightGradients | None,
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, setting: Setting
     ) -> torch.Tensor:
-        _keep(ctx, x, weight, bias, store)
-        ctx.group = group
-        ctx.sequence_parallel = sequence_parallel and group is not None
+        _keep(ctx, x, weight, bias, setting)
+        group = setting.group
         if group is None:
             return F.linear(x, weight, bias)
         y = F.linear(x, weight).contiguous()  # [seq, batch, in/tp] × [in/tp, out] → [seq, batch, out]
-        if ctx.sequence_parallel:
+        if setting.sequence_parallel:
             y, work = start_reduce_scatter(y, group)  # [seq, batch, out] → [seq/tp, batch, out]
             work.wait()
         else:
@@ -99,22 +106,24 @@ class RowMatmul(Function):
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> Grads:
         x, weight = ctx.saved_tensors
-        if ctx.sequence_parallel:
-            dy = all_gathered(dy, ctx.group, 0)  # [seq/tp, batch, out] → [seq, batch, out]
+        needs_dx, needs_dw, needs_db, _ = ctx.needs_input_grad
+        group, sequence_parallel, store = ctx.setting
+        if sequence_parallel:
+            dy = all_gathered(dy, group, 0)  # [seq/tp, batch, out] → [seq, batch, out]
         dy2 = dy.reshape(-1, dy.size(-1))
         dx = None
-        if ctx.needs_input_grad[0]:
+        if needs_dx:
             dx = _input_gradient(dy, dy2, weight)  # [seq, batch, out] × [out, in/tp] → [seq, batch, in/tp]
-        dw, db = _weight_gradients(ctx, dy2, x, None)
-        return dx, dw, db, None, None, None
+        if store is not None and store.collecting:
+            _leave_weight_gradients(ctx, dy2, x, None)
+            return dx, None, None, None
+        dw = _weight_gradient(dy2, x) if needs_dw else None
+        db = dy2.sum(0) if needs_db else None  # [tokens, out] → [out]
+        return dx, dw, db, None
 
 
 def _keep(
-    ctx: Any,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    store: WeightGradients | None,
+    ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, setting: Setting
 ) -> None:
     """Keep what the backward pass needs.
 
@@ -122,8 +131,9 @@ def _keep(
     another object, and a gradient added to that one would be lost.
     """
     ctx.save_for_backward(x, weight)
-    ctx.store = store
-    ctx.parameters = (weight, bias) if store is not None else None
+    ctx.setting = setting
+    if setting.store is not None:
+        ctx.parameters = weight, bias
 
 
 def _input_gradient(dy: torch.Tensor, dy2: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -131,10 +141,14 @@ def _input_gradient(dy: torch.Tensor, dy2: torch.Tensor, weight: torch.Tensor) -
     return dy2.mm(weight).view(*dy.shape[:-1], weight.size(1))
 
 
-def _weight_gradients(
+def _weight_gradient(dy2: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return dy2.t().mm(x.reshape(-1, x.size(-1)))  # [out, tokens] × [tokens, in] → [out, in]
+
+
+def _leave_weight_gradients(
     ctx: Any, dy2: torch.Tensor, x: torch.Tensor, gather_from: dist.ProcessGroup | None
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The gradients of weight and bias, or (None, None) after leaving them to the store.
+) -> None:
+    """Leave the gradients of weight and bias to the store.
 
     Args:
         ctx: of the layer's forward pass.
@@ -142,20 +156,15 @@ def _weight_gradients(
         x: the input `[…, in]`.
         gather_from: the group whose pieces of the input W gathers along the sequence, or None.
     """
-    _, needs_dw, needs_db, *_ = ctx.needs_input_grad
-    if ctx.store is not None and ctx.store.collecting:
-        weight, bias = ctx.parameters
-        x = x.detach()  # or the graph behind it, with all its activations, would stay until W has run
+    weight, bias = ctx.parameters
+    _, needs_dw, needs_db, _ = ctx.needs_input_grad
+    x = x.detach()  # or the graph behind it, with all its activations, would stay until W has run
 
-        def run() -> None:
-            if needs_dw:
-                x2 = all_gathered(x, gather_from, 0).reshape(-1, x.size(-1))
-                deliver_product(weight, dy2.t(), x2)  # [out, tokens] × [tokens, in] → [out, in]
-            if needs_db:
-                deliver(bias, dy2.sum(0))  # [tokens, out] → [out]
+    def run() -> None:
+        if needs_dw:
+            x2 = all_gathered(x, gather_from, 0).reshape(-1, x.size(-1))
+            deliver_product(weight, dy2.t(), x2)  # [out, tokens] × [tokens, in] → [out, in]
+        if needs_db:
+            deliver(bias, dy2.sum(0))  # [tokens, out] → [out]
 
-        ctx.store.put(run)
-        return None, None
-    dw = dy2.t().mm(x.reshape(-1, x.size(-1))) if needs_dw else None  # [out, tokens] × [tokens, in]
-    db = dy2.sum(0) if needs_db else None  # [tokens, out] → [out]
-    return dw, db
+    ctx.setting.store.put(run)

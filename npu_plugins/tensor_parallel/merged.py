@@ -14,7 +14,7 @@ from npu_plugins.tensor_parallel.errors import TensorParallelError
 from npu_plugins.tensor_parallel.groups import choose_group, divide
 from npu_plugins.tensor_parallel.initialize import InitMethod
 from npu_plugins.tensor_parallel.linear import ColumnParallelLinear, ParallelLinear
-from npu_plugins.tensor_parallel.matmul import ColumnMatmul
+from npu_plugins.tensor_parallel.matmul import ColumnMatmul, Setting
 from npu_plugins.tensor_parallel.shard import Shard
 
 
@@ -109,7 +109,8 @@ class SharedColumnParallelLinear(ParallelLinear):
         ]
         x, weight, bias = self._cast(x, *used)
         group = self.group if self.reduce_input_gradient else None
-        return ColumnMatmul.apply(x, weight, bias, group, self.sequence_parallel, self.weight_gradients)
+        setting = Setting(group, self.sequence_parallel, self.weight_gradients)
+        return ColumnMatmul.apply(x, weight, bias, setting)
 
 
 class _Rows(torch.autograd.Function):
