@@ -53,12 +53,19 @@ def shard_model(
 
     Raises:
         TensorParallelError: there is no plan, it names what is not there, a style is unknown, heads or
-            sizes do not divide, or the ranks hold different weights. The model is then as it was.
+            sizes do not divide, the mesh asks for sequence parallelism, or the ranks hold different weights.
+            The model is then as it was.
         CommError: the group cannot reach the model's device.
     """
     group = mesh.group("tp")
     if group is None:
         return model
+    if mesh.config.sequence_parallel:
+        raise TensorParallelError(
+            f"sequence_parallel: the attention modules of {type(model).__name__} take the length of the "
+            "sequence from their input, which must be the whole one; make the mesh with "
+            "sequence_parallel=False"
+        )
     chosen = plan_of(model) if plan is None else given_plan(plan)
     styles = chosen.matches(model)
     device = next(model.parameters()).device
