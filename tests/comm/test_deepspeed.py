@@ -1,0 +1,165 @@
+"""DeepSpeed with `mpu=mesh`: ZeRO 0–3 over dp trains a model divided over tp like one process does."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import pytest
+import torch
+
+from ds_configs.parallel import ParallelConfig
+from npu_plugins.comm.mpu import MegatronGetters
+from tests.accelerator.conftest import KeptWorld
+from tests.accelerator.reference import MICRO_BATCH, STEPS, batch, make_model
+
+DP = 2
+ACCUMULATION = 2
+CLIP = 0.2
+LEARNING_RATES = {"SGD": 0.5, "AdamW": 1e-3}
+BOUND = 1e-5  # relative, of each step's loss and gradient norm in fp32
+
+# Asked only of what an engine makes itself (a pipeline's grid, Ulysses' state), never of a user's mpu, or only
+# after asking whether it is there.
+NOT_ASKED_OF_AN_MPU = {"initialize_sequence_parallel"} | {
+    f"get_sequence_{kind}parallel_{what}"
+    for kind in ("", "data_")
+    for what in ("group", "rank", "world_size")
+}
+
+
+def test_the_mesh_has_every_getter_that_deepspeed_asks_for() -> None:
+    """Its source is searched, so that a new release with a new getter shows here."""
+    asked = set()
+    for path in Path(deepspeed.__file__).parent.rglob("*.py"):
+        asked |= set(re.findall(r"\bmpu\.((?:get|initialize)_\w+)", path.read_text(encoding="utf-8")))
+    assert len(asked) > 20, "the search finds what is there"
+    assert asked - NOT_ASKED_OF_AN_MPU - set(dir(MegatronGetters)) == set()
+    assert not NOT_ASKED_OF_AN_MPU & set(dir(MegatronGetters)), "DeepSpeed would take these for Ulysses"
+
+
+def optimizer_of(parameters: Any, name: str) -> torch.optim.Optimizer:
+    """The optimizer of both sides."""
+    rate = LEARNING_RATES[name]
+    if name == "SGD":
+        return torch.optim.SGD(parameters, lr=rate)
+    return torch.optim.AdamW(parameters, lr=rate, weight_decay=0.01)
+
+
+def micro_batches(step: int, dp_rank: int) -> list[torch.Tensor]:
+    """What a data-parallel rank sees at a step."""
+    return [batch(10 * step + index, dp_rank) for index in range(ACCUMULATION)]
+
+
+def reference(optimizer_name: str, clip: float) -> tuple[list[float], list[float]]:
+    """Losses and gradient norms of one process in plain torch on the CPU, that sees all batches."""
+    model = make_model()
+    optimizer = optimizer_of(model.parameters(), optimizer_name)
+    losses, norms = [], []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        batches = [tokens for dp_rank in range(DP) for tokens in micro_batches(step, dp_rank)]
+        loss = sum(model(tokens) for tokens in batches) / len(batches)
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf).item())
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, norms
+
+
+def ds_config(stage: int, clip: float, **zero: Any) -> dict[str, Any]:
+    """A DeepSpeed configuration whose batch triple is complete and consistent for dp 2 only."""
+    return {
+        "train_batch_size": MICRO_BATCH * ACCUMULATION * DP,
+        "train_micro_batch_size_per_gpu": MICRO_BATCH,
+        "gradient_accumulation_steps": ACCUMULATION,
+        "gradient_clipping": clip,
+        "zero_optimization": {"stage": stage, **zero},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+
+
+def train(config: dict[str, Any], degrees: ParallelConfig, optimizer_name: str) -> dict[str, Any]:
+    """On a rank: train the divided model under DeepSpeed."""
+    import deepspeed
+
+    from npu_plugins.comm import ProcessMesh, broadcast_batch, check_same_batch
+    from tests.comm.divided_model import make_divided
+
+    deepspeed.init_distributed("hccl")
+    mesh = ProcessMesh.create(degrees)
+    model = make_divided(mesh)
+    optimizer = optimizer_of(model.parameters(), optimizer_name)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=mesh)
+    losses, norms = [], []
+    for step in range(STEPS):
+        total = 0.0
+        for tokens in micro_batches(step, mesh.rank("dp")):
+            tokens = broadcast_batch(tokens if mesh.rank("tp") == 0 else None, mesh)
+            check_same_batch(tokens, mesh)
+            loss = engine(tokens)
+            engine.backward(loss)
+            engine.step()
+            total += loss.item() / ACCUMULATION
+        losses.append(total)
+        norm = engine.get_global_grad_norm()
+        norms.append(None if norm is None else float(norm))
+    report = {
+        "losses": losses,
+        "norms": norms,
+        "place": mesh.coordinate()._asdict(),
+        "train batch": engine.train_batch_size(),
+        "dp": engine.dp_world_size,
+        "mp rank": engine.checkpoint_mp_rank,
+    }
+    engine.destroy()
+    mesh.destroy()
+    return report
+
+
+def compare(reports: list[dict[str, Any]], optimizer_name: str, clip: float) -> None:
+    """Assert that all ranks agree, and that they trained like one process."""
+    for report in reports:
+        assert report["train batch"] == MICRO_BATCH * ACCUMULATION * DP
+        assert report["dp"] == DP and report["mp rank"] == report["place"]["tp"]
+    first = [report for report in reports if report["place"]["tp"] == 0]
+    for report in reports:
+        peer = first[report["place"]["dp"]]
+        assert (report["losses"], report["norms"]) == (peer["losses"], peer["norms"]), (
+            "tp ranks agree to the bit"
+        )
+    losses, norms = reference(optimizer_name, clip)
+    mean = [sum(step) / DP for step in zip(*(report["losses"] for report in first), strict=True)]
+    assert mean == pytest.approx(losses, rel=BOUND)
+    assert losses[-1] < losses[0] - 0.05, "the reference itself learns nothing"
+    if clip:
+        assert min(norms) > clip, "every step is clipped"
+    for found, wanted in zip(first[0]["norms"], norms, strict=True):
+        assert found is None or found == pytest.approx(wanted, rel=BOUND)
+
+
+@pytest.mark.parametrize("clip", [0.0, CLIP], ids=["unclipped", "clipped"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_zero_over_a_divided_model(four_ranks: KeptWorld, stage: int, clip: float) -> None:
+    """With SGD a wrong norm changes the step in proportion; Adam would hide a constant factor."""
+    reports = four_ranks.run(train, ds_config(stage, clip), ParallelConfig(tp=2, dp=DP), "SGD")
+    compare(reports, "SGD", clip)
+    if stage:
+        assert None not in reports[0]["norms"]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_adamw_over_a_divided_model(four_ranks: KeptWorld, stage: int) -> None:
+    reports = four_ranks.run(train, ds_config(stage, CLIP), ParallelConfig(tp=2, dp=DP), "AdamW")
+    compare(reports, "AdamW", CLIP)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_optimizer_on_the_host(four_ranks: KeptWorld, stage: int) -> None:
+    """Offload takes the norm on another path of DeepSpeed's."""
+    config = ds_config(stage, CLIP, offload_optimizer={"device": "cpu"})
+    compare(four_ranks.run(train, config, ParallelConfig(tp=2, dp=DP), "SGD"), "SGD", CLIP)
