@@ -66,7 +66,8 @@ def vocab_parallel_cross_entropy(
 class _CrossEntropy(Function):
     """The loss of every token.
 
-    With z the logits, L = log Σ exp z, V ids and smoothing ε: (1−ε)(L − z_target) + ε(L − Σz / V).
+    With z the logits less the largest of the token, V ids, L = log Σ exp z and smoothing ε, it is
+    (1−ε)(L − z_target) + ε(L − Σz / V). The largest is taken off first, so that large logits cost no digits.
     """
 
     @staticmethod
@@ -81,38 +82,40 @@ class _CrossEntropy(Function):
         smoothing: float,
         ignore_index: int,
     ) -> torch.Tensor:
-        own = logits[..., :columns].to(torch.promote_types(logits.dtype, torch.float32))
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        own = logits[..., :columns]
         ignored = target == ignore_index
         local = (target - first).masked_fill(ignored, -1)
         elsewhere = (local < 0) | (local >= columns)
         index = local.masked_fill(elsewhere, 0)
         # Behind the last column for a target that is no id: gather refuses it, on whatever device.
         index = index.masked_fill(~ignored & ((target < 0) | (target >= vocab)), logits.size(-1))
-        own_lse = own.logsumexp(-1)  # [seq, batch]; −∞ for a rank that has padding only
-        peak = own_lse.clone()
+        # [seq, batch]; a rank that has padding only has no largest
+        peak = own.amax(-1).to(wide) if columns else own.new_full(target.shape, -torch.inf, dtype=wide)
         if group is not None:
             dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=group)
-        picked = logits.gather(-1, index.unsqueeze(-1)).squeeze(-1).to(own.dtype).masked_fill(elsewhere, 0.0)
-        sums = [(own_lse - peak).exp(), picked] + ([own.sum(-1)] if smoothing else [])
-        packed = torch.stack(sums)
+        picked = logits.gather(-1, index.unsqueeze(-1)).squeeze(-1) - peak
+        shifted = own - peak.unsqueeze(-1)  # [seq, batch, vocab/tp]
+        sums = [shifted.sum(-1)] if smoothing else []
+        packed = torch.stack([shifted.exp_().sum(-1), picked.masked_fill(elsewhere, 0.0), *sums])
         if group is not None:
             dist.all_reduce(packed, group=group)
-        lse = peak + packed[0].log()
-        loss = (1 - smoothing) * (lse - packed[1])
+        log_sum = packed[0].log()
+        loss = (1 - smoothing) * (log_sum - packed[1])
         if smoothing:
-            loss = loss + smoothing * (lse - packed[2] / vocab)
-        ctx.save_for_backward(logits, lse, index, elsewhere, ignored)
+            loss = loss + smoothing * (log_sum - packed[2] / vocab)
+        ctx.save_for_backward(logits, peak, packed[0], index, elsewhere, ignored)
         ctx.columns, ctx.vocab, ctx.smoothing = columns, vocab, smoothing
         return loss.masked_fill(ignored, 0.0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dloss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        logits, lse, index, elsewhere, ignored = ctx.saved_tensors
-        grad = torch.zeros_like(logits, dtype=lse.dtype, memory_format=torch.contiguous_format)
+        logits, peak, exp_sum, index, elsewhere, ignored = ctx.saved_tensors
+        grad = torch.zeros_like(logits, dtype=peak.dtype, memory_format=torch.contiguous_format)
         own = grad[..., : ctx.columns]
-        torch.sub(logits[..., : ctx.columns], lse.unsqueeze(-1), out=own)
-        own.exp_()  # softmax
+        torch.sub(logits[..., : ctx.columns], peak.unsqueeze(-1), out=own)
+        own.exp_().div_(exp_sum.unsqueeze(-1))  # softmax
         if ctx.smoothing:
             own.sub_(ctx.smoothing / ctx.vocab)
         hit = (~elsewhere).to(grad.dtype).mul_(ctx.smoothing - 1)
