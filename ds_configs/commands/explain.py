@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 HELP = "explain a key, or every key of a file: what it does, costs, and when to change it"
 WIDEST = 110
@@ -28,12 +29,22 @@ def run(args: argparse.Namespace) -> int:
     """Print the explanations."""
     import shutil
 
-    from ds_configs.explain import explain_file, explain_key
+    from ds_configs.documents import read_document
+    from ds_configs.explain import explain_document, explain_key
     from ds_configs.explain.report import as_json, as_text
     from ds_configs.schema import LATEST
 
     version = args.deepspeed_version or LATEST
-    found = explain_file(args.what, version) if _is_file(args.what) else [explain_key(args.what, version)]
+    if _is_file(args.what, version):
+        document = read_document(args.what)
+        found = explain_document(document, version)
+        refused = [fault for fault in document.faults if fault.deepspeed]
+        if refused:
+            line, _ = document.lines.position(refused[0].start)
+            reason = f"{args.what}, line {line}: {refused[0].reason}"
+            print(f"ds-config: note: {reason}; this is what is meant, see `ds-config lint`", file=sys.stderr)
+    else:
+        found = [explain_key(args.what, version)]
     if args.format == "json":
         print(as_json(found))
     else:
@@ -41,13 +52,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _is_file(what: str) -> bool:
-    """Whether a file is meant: no key has a slash, ends like a file, or is called ``-``."""
+def _is_file(what: str, version: str) -> bool:
+    """Whether a file is meant: it is there, ends like one, is called ``-``, or has slashes and is no key."""
     import os
 
-    return (
-        what == "-"
-        or "/" in what
-        or what.endswith((".json", ".hjson", ".yaml", ".yml"))
-        or os.path.isfile(what)
-    )
+    from ds_configs.schema import load_schema
+
+    if what == "-" or what.endswith((".json", ".hjson", ".yaml", ".yml")) or os.path.isfile(what):
+        return True
+    return "/" in what and load_schema(version).key(tuple(what.split("/"))) is None

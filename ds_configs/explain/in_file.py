@@ -12,12 +12,11 @@ from ds_configs.explain.explanation import Explanation, explanation_of
 from ds_configs.explain.facts import kind_of
 from ds_configs.explain.lookup import likely_keys
 from ds_configs.schema import LATEST, Json, Key, Schema, load_schema
+from ds_configs.schema.document import PICKED
 from ds_configs.schema.key import shown
 
 KeyPath = tuple[str, ...]
 MOST_LIKELY = 3
-# The engine picks this optimizer's parameters out one by one (runtime/engine.py, _muon_param_groups).
-PICKED = ("Muon",)
 # Conditions that the file itself decides.
 NEED = re.compile(r"Ignored unless (\w+) stands beside .*")
 STAGE_CONDITION = re.compile(r"Ignored unless stage is (\d)(?: or (\d))?\.")
@@ -79,7 +78,7 @@ def _unknown_parameter(schema: Schema, path: KeyPath, document: Mapping[str, Jso
     known = ", ".join(name for name, key in schema.children(path[:-1], kind).items() if not key.removed)
     takers = [one for one, names in schema.variants[path[:-1]].items() if path[-1] in names]
     also = f" {' and '.join(takers)} {'has' if len(takers) == 1 else 'have'} it." if takers else ""
-    end = "it is ignored without a word" if kind in PICKED else "it fails when the engine is built"
+    end = "it is ignored without a word" if kind.lower() in PICKED else "it fails when the engine is built"
     return [f"{kind} has no such parameter: {end}.{also}", f"{kind} takes {known}."]
 
 

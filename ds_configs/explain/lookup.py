@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ds_configs.errors import DsConfigError
 from ds_configs.schema import VERSIONS, Key, Schema, load_schema
+from ds_configs.schema.key import spelt
 
 # What other programs call a key: HF's, Megatron's and torch's words.
 OTHER_WORDS = Path(__file__).parent / "other_words.json"
@@ -64,7 +65,10 @@ def likely_keys(schema: Schema, name: str) -> list[str]:
     found = [
         known for known in _other_words().get(last, ()) if schema.key(tuple(known.split("."))) is not None
     ]
-    if last != word:
+    above = word.rpartition(".")[0]
+    beside = {key.path[-1]: key.name for key in firsts if above and key.name == f"{above}.{key.path[-1]}"}
+    found += [beside[near] for near in get_close_matches(last, beside, MOST_LIKELY, LIKENESS)]
+    if above and not beside:  # the path before the last word is misspelt itself
         found += get_close_matches(
             word, [key.name for key in firsts if len(key.path) > 1], MOST_LIKELY, LIKENESS
         )
@@ -90,7 +94,7 @@ def _unknown(schema: Schema, name: str) -> str:
     others = [version for version in VERSIONS if load_schema(version).key(path) is not None]
     if others:
         return f"DeepSpeed {schema.version} has no key {name}; {' and '.join(others)} have it"
-    return f"DeepSpeed {schema.version} has no key {name}"
+    return f"DeepSpeed {schema.version} has no key {'.'.join(map(spelt, path))}"
 
 
 def _likely(schema: Schema, name: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ds_configs.explain.explanation import Explanation
 from ds_configs.schema import LATEST
-from ds_configs.schema.key import shown
+from ds_configs.schema.key import shown, spelt
 
 
 def as_json(explanations: Sequence[Explanation]) -> str:
@@ -31,7 +31,7 @@ def _fields(one: Explanation) -> dict[str, object]:
 
 
 def _text(one: Explanation, width: int) -> str:
-    head = one.key
+    head = one.key if one.known else ".".join(map(spelt, one.key.split(".")))
     if one.is_set:
         head += " = {...}" if isinstance(one.value, dict) else f" = {shown(one.value)}"
     if one.known and not one.removed:

@@ -19,6 +19,9 @@ PATHS = ("alias_of", "new_path")
 TUPLES = ("types", "choices", "items", "item_choices")
 # DeepSpeed's models take a key of this name for the switch of their constructor that keeps "auto" values.
 SWITCH = "strict"
+# The engine picks this optimizer's parameters out one by one (runtime/engine.py, _muon_param_groups), so that
+# one it does not know is ignored; the others' are all handed to a class, which refuses it.
+PICKED = ("muon",)
 KeyPath = tuple[str, ...]
 
 
@@ -48,6 +51,17 @@ class Schema:
         for path, key in self.keys.items():
             found.setdefault(path[:-1], {})[path[-1]] = key
         return found
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[Key]]:
+        found: dict[str, list[Key]] = {}
+        for path, key in self.keys.items():
+            found.setdefault(path[-1], []).append(key)
+        return found
+
+    def named(self, name: str) -> list[Key]:
+        """Return every key whose path ends in ``name``, parameters of optimizers and schedulers left out."""
+        return self._by_name.get(name, [])
 
     def key(self, path: KeyPath, kind: str | None = None) -> Key | None:
         """Return the key at ``path``, or None; ``kind`` is the optimizer's or scheduler's ``type``.

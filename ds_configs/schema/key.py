@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +86,11 @@ def json_type(value: Json) -> str:
         if isinstance(value, kind):
             return name
     raise TypeError(f"{value!r} is not a JSON value")
+
+
+def spelt(name: str) -> str:
+    """Return a user's ``name`` of a key as a message shows it: in quotes unless it is a plain word."""
+    return name if re.fullmatch(r"[\w\-]+", name) else json.dumps(name, ensure_ascii=False)
 
 
 def shown(value: Json) -> str:

@@ -67,12 +67,18 @@ def _convert(name: str, value: Json) -> Json:
     return FAILED
 
 
-def _as_bool(value: Json) -> Json:
+def truth_of(value: Json) -> bool | None:
+    """Return the truth value that pydantic converts ``value`` to, None where it refuses."""
     if isinstance(value, int | float) and value in (0, 1):
         return bool(value)
     if isinstance(value, str) and value.lower() in TRUE_WORDS | FALSE_WORDS:
         return value.lower() in TRUE_WORDS
-    return FAILED
+    return None
+
+
+def _as_bool(value: Json) -> Json:
+    truth = truth_of(value)
+    return FAILED if truth is None else truth
 
 
 def _as_int(value: Json) -> Json:

@@ -71,6 +71,21 @@ def test_a_slip_gets_the_likely_keys(slip: str, meant: str) -> None:
         explain_key(slip)
 
 
+def test_a_word_like_no_sibling_gets_none_of_them() -> None:
+    """That the block before it is right makes no key in it likely."""
+    with pytest.raises(DsConfigError) as refused:
+        explain_key("zero_optimization.foo")
+    assert "zero_optimization.foo; `ds-config" in str(refused.value)
+
+
+def test_odd_names_stand_in_quotes() -> None:
+    with pytest.raises(DsConfigError, match='has no key ""; '):
+        explain_key("")
+    found = explain_document(parse_document('{"": 1, "fp16": {"a b": 2}}'), LATEST)
+    assert as_text(found, 80).startswith('"" = 1   line 1\n')
+    assert 'fp16."a b" = 2' in as_text(found, 80)
+
+
 def test_words_of_other_programs_lead_to_keys_that_exist() -> None:
     words = json.loads(OTHER_WORDS.read_text(encoding="utf-8"))
     assert {key for key in words.values() if load_schema().key(tuple(key.split("."))) is None} == set()
@@ -234,6 +249,26 @@ def test_json_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["explain", file_with(tmp_path, '{"train_batch_size": 8}'), "--format", "json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)
     assert (one["value"], one["line"]) == (8, 1)
+
+
+def test_a_key_with_slashes_is_a_key_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "zero_optimization/stage"]) == 0
+    assert capsys.readouterr().out.startswith("zero_optimization.stage ")
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ('{"fp16": {"enabled": True}}', "line 1: True is Python, not JSON"),
+        ('{"fp16": {},\n "fp16": {}}', 'line 2: "fp16" stands here for the second time'),
+        ("{fp16: {} // why\n}", ""),
+    ],
+)
+def test_what_deepspeed_does_not_read_is_said(
+    tmp_path: Path, text: str, note: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", file_with(tmp_path, text)]) == 0
+    assert note in capsys.readouterr().err if note else capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
