@@ -1,13 +1,14 @@
-"""One combination: a small model and a job, as DeepSpeed, transformers and the memory model want them told."""
+"""One combination: a small model and a job, as DeepSpeed, transformers and the memory model are told it."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ds_configs.memory import Buckets, MemoryJob
+from ds_configs.memory.settings import BUCKET_KEYS, SWITCH_KEYS
 from ds_configs.models import ModelShape
 from ds_configs.models.hf_config import shape_of_config
 from ds_configs.parallel import ParallelConfig
@@ -75,43 +76,21 @@ class Case:
         return Buckets(**{"reduce": SMALL_BUCKET, "allgather": SMALL_BUCKET, **self.buckets})
 
     def job(self) -> MemoryJob:
-        """Return what the memory model is asked."""
-        return MemoryJob(
-            shape=self.shape(),
-            parallel=ParallelConfig(tp=self.tp, pp=self.pp, dp=self.dp),
-            stage=self.stage,
-            dtype=self.dtype,  # type: ignore[arg-type]
-            micro_batch=self.micro_batch,
-            sequence=self.sequence,
-            accumulation=self.accumulation,
-            recomputation=self.recomputation,  # type: ignore[arg-type]
-            attention=self.attention,  # type: ignore[arg-type]
-            offload_optimizer=self.offload_optimizer,  # type: ignore[arg-type]
-            offload_param=self.offload_param,  # type: ignore[arg-type]
-            gradient_dtype=self.gradient_dtype,  # type: ignore[arg-type]
-            buckets=self.bucket_sizes(),
-        )
+        """Return what the memory model is asked: what bears the same name is the same."""
+        shared = {each.name for each in fields(MemoryJob)} & {each.name for each in fields(self)}
+        values = {name: getattr(self, name) for name in shared - {"buckets"}}
+        parallel = ParallelConfig(tp=self.tp, pp=self.pp, dp=self.dp)
+        return MemoryJob(shape=self.shape(), parallel=parallel, buckets=self.bucket_sizes(), **values)
 
     def ds_config(self, folder: str) -> dict[str, Any]:
         """Return DeepSpeed's configuration; ``folder`` is where nvme offload may write."""
         buckets = self.bucket_sizes()
+        switches = {key: getattr(buckets, key) for key in SWITCH_KEYS}
         zero: dict[str, Any] = {
             "stage": self.stage,
-            "reduce_bucket_size": buckets.reduce,
-            "allgather_bucket_size": buckets.allgather,
-            "contiguous_gradients": buckets.contiguous_gradients,
-            "reduce_scatter": buckets.reduce_scatter,
+            **{key: getattr(buckets, name) for name, key in BUCKET_KEYS.items()},
+            **{key: value for key, value in switches.items() if value is not None},
         }
-        if buckets.overlap_comm is not None:
-            zero["overlap_comm"] = buckets.overlap_comm
-        if self.stage == 3:
-            zero |= {
-                "stage3_prefetch_bucket_size": buckets.prefetch,
-                "stage3_param_persistence_threshold": buckets.persistence,
-                "stage3_max_live_parameters": buckets.max_live,
-                "stage3_max_reuse_distance": buckets.reuse,
-                "sub_group_size": buckets.sub_group,
-            }
         for key in ("offload_optimizer", "offload_param"):
             if getattr(self, key) != "none":
                 zero[key] = {"device": getattr(self, key), "pin_memory": True}
@@ -131,8 +110,8 @@ class Case:
         if self.tp > 1:
             config["tensor_parallel"] = {"autotp_size": self.tp}
         if self.pp > 1:
-            # As `ds-config generate` writes it: DeepSpeed's default, reentrant recomputation, gives no gradient
-            # to a stage whose first layer takes token ids, and the next stage waits for it for ever.
+            # As `ds-config generate` writes it: DeepSpeed's default, reentrant recomputation, gives no
+            # gradient to a stage whose first layer takes token ids, and the next stage waits for ever.
             config["pipeline"] = {"use_reentrant": False}
         return config
 

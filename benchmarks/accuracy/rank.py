@@ -1,4 +1,4 @@
-"""What one rank measures: the allocator's peak inside a training step, and what is there between its parts."""
+"""What one rank measures: the allocator's peak inside a training step, and what is there between parts."""
 
 from __future__ import annotations
 

@@ -1,27 +1,19 @@
-"""Bytes that are live in a training step of transformers' models on the CPU: run with cases on stdin.
+"""Bytes that are live in a training step of transformers' models on the CPU: a question to the oracle.
 
-A process of its own, as in tests/ds_configs/models/transformers_counts.py. Every tensor that an operator
-returns is followed until its storage dies. Each answer is [live after the forward pass, peak, config.json].
+Every tensor that an operator returns is followed until its storage dies.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
-
-from hf_integration.host_only import keep_to_the_host
 
 MICRO_BATCH, SEQUENCE = 2, 128
 
 
-def main() -> None:
-    """Answer the cases: [family, dtype, attention, gradient checkpointing, fields of the configuration]."""
-    keep_to_the_host()
-    import torch
-
-    torch.set_num_threads(1)
-    json.dump([_live(*case) for case in json.load(sys.stdin)], sys.stdout)
+def live(cases: list[list[Any]]) -> list[list[Any]]:
+    """Answer each case [family, dtype, attention, gradient checkpointing, fields of the configuration] with
+    [bytes live after the forward pass, at the peak, config.json]."""
+    return [_live(*case) for case in cases]
 
 
 def _live(family: str, dtype: str, attention: str, checkpointing: bool, fields: dict[str, Any]) -> list[Any]:
@@ -75,7 +67,3 @@ def _tracker(known: list[Any]) -> Any:
             return result
 
     return Tracker()
-
-
-if __name__ == "__main__":
-    main()

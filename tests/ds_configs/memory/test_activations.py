@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +9,7 @@ import pytest
 from ds_configs.memory import MemoryJob, estimate
 from ds_configs.models.hf_config import shape_of_config
 from tests.ds_configs.memory.autograd_bytes import MICRO_BATCH, SEQUENCE
+from tests.ds_configs.oracle import Oracle
 
 GATED = {"intermediate_size": 384, "num_key_value_heads": 2}
 EXPERTS = {"num_experts_per_tok": 2, "num_key_value_heads": 2, "intermediate_size": 256}
@@ -41,18 +38,13 @@ NAMES = {"bfloat16": "bf16", "float32": "fp32"}
 
 
 @pytest.fixture(scope="module")
-def live() -> dict[tuple[Any, ...], list[Any]]:
+def live(oracle: Oracle) -> dict[tuple[Any, ...], list[Any]]:
     """What each case keeps: bytes after the forward pass, at the peak, and its config.json."""
     cases = [
         [family, dtype, "eager", checkpointing, {**SIZES, **FAMILIES[family]}]
         for family, dtype, checkpointing in CASES
     ]
-    answer = subprocess.run(
-        [sys.executable, "-m", "tests.ds_configs.memory.autograd_bytes"],
-        input=json.dumps(cases), stdout=subprocess.PIPE, text=True, check=True, timeout=300,
-        cwd=Path(__file__).parents[3],
-    )  # fmt: skip
-    return dict(zip(CASES, json.loads(answer.stdout.splitlines()[-1]), strict=True))
+    return dict(zip(CASES, oracle.ask("live", cases=cases), strict=True))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 from ds_configs.errors import DsConfigError
 from ds_configs.models import ModelShape
 from ds_configs.models.hf_config import load_families, shape_of_config
+from tests.ds_configs.oracle import Oracle
 
 # Switches that change what a family holds.
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -43,19 +42,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [(family, {}) for family in sorted(loa
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, Path]]:
+def built(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle) -> dict[str, tuple[int, Path]]:
     """What transformers counts, and where it saved the configuration, by the case's text."""
     root = tmp_path_factory.mktemp("configs")
     cases: list[tuple[str, dict[str, Any] | None, str | None]] = [
         (family, changes, str(root / str(index))) for index, (family, changes) in enumerate(CASES)
     ]
     cases += [(family, None, None) for family in sorted(load_families())]
-    answer = subprocess.run(
-        [sys.executable, "-m", "tests.ds_configs.models.transformers_counts"],
-        input=json.dumps(cases), stdout=subprocess.PIPE, text=True, check=True, timeout=300,
-        cwd=Path(__file__).parents[3],
-    )  # fmt: skip
-    counts = json.loads(answer.stdout.splitlines()[-1])
+    counts = oracle.ask("parameter_counts", cases=cases)
     return {
         f"{case[0]} {case[1]}": (count, Path(case[2] or ""))
         for case, count in zip(cases, counts, strict=True)

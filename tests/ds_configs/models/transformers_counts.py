@@ -1,17 +1,8 @@
-"""Parameter counts of models that transformers builds without their memory: run with cases on stdin.
-
-A process of its own, because transformers imports torch_npu wherever that is installed, and these tests need
-no NPU. A case is [family, changes to its small configuration or null for the class's own, directory or null];
-each answer is the number of trained parameters, and the directory holds what save_pretrained writes.
-"""
+"""Parameter counts of models that transformers builds without their memory: a question to the oracle."""
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
-
-from hf_integration.host_only import keep_to_the_host
 
 # Sizes small enough to build at once, spelt in every family's way; a family takes the keys that it has.
 SMALL: dict[str, Any] = {
@@ -64,22 +55,18 @@ def default_config(family: str) -> Any:
     return AutoConfig.for_model(family, **few)
 
 
-def main() -> None:
-    """Answer the cases."""
-    keep_to_the_host()
+def parameter_counts(cases: list[list[Any]]) -> list[int]:
+    """Answer each case [family, changes to its small configuration or null for the class's own, directory or
+    null] with the number of trained parameters; the directory then holds what save_pretrained writes."""
     import torch
     from transformers import AutoModelForCausalLM
 
     counts = []
-    for family, changes, directory in json.load(sys.stdin):
+    for family, changes, directory in cases:
         config = default_config(family) if changes is None else small_config(family, changes)
         if directory:
             config.save_pretrained(directory)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         counts.append(sum(parameter.numel() for parameter in model.parameters()))
-    json.dump(counts, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
+    return counts

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from hf_integration.host_only import keep_to_the_host
+from tests.ds_configs.memory.autograd_bytes import live
+from tests.ds_configs.models.transformers_counts import parameter_counts
 
 HIDDEN_KEYS = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 
@@ -135,7 +137,7 @@ def main() -> None:
 
     package.init_distributed("gloo")
     known: dict[str, Callable[..., Any]] = {
-        each.__name__: each for each in (deepspeed, hf, widths, defaults, steps)
+        each.__name__: each for each in (deepspeed, hf, widths, defaults, steps, live, parameter_counts)
     }
     for line in sys.stdin:
         details = json.loads(line)
