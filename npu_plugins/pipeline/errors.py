@@ -1,0 +1,11 @@
+"""The exceptions of the pipeline package."""
+
+from npu_plugins.errors import NpuPluginsError
+
+
+class PipelineError(NpuPluginsError):
+    """The pipeline cannot be built or run as asked."""
+
+
+class ScheduleError(PipelineError):
+    """No such schedule exists for these ranks and micro-batches, or an action list cannot be run."""

@@ -1,0 +1,108 @@
+"""The pass that puts sends and receives into a schedule, so that no order of arrival can block it.
+
+Every transfer gets a place in one order of all things that happen in the pipeline: right behind the action
+that produces it, when all actions are sorted by the time at which they end. Each rank's list is that order,
+seen from the rank. So both ends of every transfer agree on what comes before it, calls between two ranks
+match by order, and even ranks that stand still at each exchange until it is complete can always go on: of all
+unfinished things the first in the order waits for nothing.
+
+The times are those of a simulation, but only the quality depends on them. Whatever the real times are,
+nothing blocks; the closer they are, the less a rank's communication stream waits for a peer.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from npu_plugins.pipeline.errors import ScheduleError
+from npu_plugins.pipeline.schedules.actions import Action, Exchange, Kind, Step
+from npu_plugins.pipeline.schedules.schedule import Schedule
+from npu_plugins.pipeline.schedules.simulate import UNIT, Costs, Simulation, Time, simulate
+
+_Transfer: TypeAlias = tuple[Time, int, int, int, Action]
+"""When it is produced, its direction, the producing stage, the micro-batch: the place in the order, the same
+for both ends; and what this end does."""
+
+
+def add_communication(schedule: Schedule, costs: Costs = UNIT) -> Schedule:
+    """Return `schedule` with the exchanges that its compute needs.
+
+    A send is posted as soon as its tensor is there. A receive is posted before the action during which the
+    peer should be done with it, no earlier, so that its buffer lives briefly and the transfer runs beside
+    compute. What is posted at one moment is one exchange, in both directions; but what the next action waits
+    for is never in one exchange with what only arrives while that action runs, as HCCL reports an exchange
+    complete as a whole.
+
+    Args:
+        schedule: compute only.
+        costs: the times by which transfers are put in order; compute times must be positive.
+
+    Raises:
+        ScheduleError: the schedule already holds exchanges, its compute deadlocks, or a cost is not positive.
+    """
+    if any(isinstance(step, Exchange) for steps in schedule.steps for step in steps):
+        raise ScheduleError(
+            f"schedule {schedule.name} already holds exchanges: give the one its generator returned"
+        )
+    if min(costs[:3]) <= 0:
+        raise ScheduleError(
+            f"transfers cannot be put in order by the costs {tuple(costs)}: compute takes time"
+        )
+    simulation = simulate(schedule, costs)
+    transfers = _transfers(schedule, simulation)
+    steps = tuple(
+        _weave(schedule.compute(rank), simulation.starts[rank], simulation.ends[rank], transfers[rank])
+        for rank in range(schedule.ranks)
+    )
+    return Schedule(schedule.name, schedule.placement, schedule.micro_batches, steps, schedule.forward_only)
+
+
+def _transfers(schedule: Schedule, simulation: Simulation) -> list[list[_Transfer]]:
+    """Return each rank's sends and receives in the common order."""
+    rank_of, last = schedule.placement.rank_of, schedule.placement.stages - 1
+    transfers: list[list[_Transfer]] = [[] for _ in range(schedule.ranks)]
+    for rank in range(schedule.ranks):
+        for (kind, stage, micro_batch, _), time in zip(
+            schedule.compute(rank), simulation.ends[rank], strict=True
+        ):
+            if kind is Kind.FORWARD:
+                other, send, receive = stage + 1, Kind.SEND_ACTIVATION, Kind.RECEIVE_ACTIVATION
+            elif kind is Kind.WEIGHT_GRADIENT:
+                continue
+            else:
+                other, send, receive = stage - 1, Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT
+            if not 0 <= other <= last or rank_of[other] == rank:
+                continue
+            peer = rank_of[other]
+            place = (time, other - stage, stage, micro_batch)
+            transfers[rank].append((*place, Action(send, stage, micro_batch, peer)))
+            transfers[peer].append((*place, Action(receive, other, micro_batch, rank)))
+    for each in transfers:
+        each.sort()
+    return transfers
+
+
+def _weave(
+    compute: tuple[Action, ...], starts: tuple[Time, ...], ends: tuple[Time, ...], transfers: list[_Transfer]
+) -> tuple[Step, ...]:
+    """Put a rank's transfers, in order, between its compute actions."""
+    steps: list[Step] = []
+    position = 0
+    for action, start, end in zip(compute, starts, ends, strict=True):
+        # What is there when the action starts is one exchange, each later moment another.
+        moment: Time | None = None
+        together: list[Action] = []
+        while position < len(transfers) and transfers[position][0] < end:
+            time, *_, transfer = transfers[position]
+            if moment is not None and time > start and time != moment:
+                steps.append(Exchange(tuple(together)))
+                together = []
+            together.append(transfer)
+            moment = time
+            position += 1
+        if together:
+            steps.append(Exchange(tuple(together)))
+        steps.append(action)
+    if position < len(transfers):
+        steps.append(Exchange(tuple(transfer[-1] for transfer in transfers[position:])))
+    return tuple(steps)
