@@ -11,11 +11,9 @@ from typing import Any
 from ds_configs.documents import Document, Edit, Member, Node, delete_member
 from ds_configs.lint.finding import BOTH, Finding, Severity, codes
 from ds_configs.schema import Schema
+from ds_configs.schema.lax import truth_of
 
 Path = tuple[str, ...]
-# What pydantic's lax mode takes for true and false.
-TRUE_WORDS = ("1", "on", "t", "true", "y", "yes")
-FALSE_WORDS = ("0", "off", "f", "false", "n", "no")
 AUTO = "auto"
 
 
@@ -83,9 +81,8 @@ class Context:
     def flag(self, path: Path, default: bool = False) -> bool:
         """Return the switch at ``path`` as DeepSpeed converts it; ``default`` for "auto" and nonsense."""
         value = self.get(path)
-        if isinstance(value, str) and value.lower() in (*TRUE_WORDS, *FALSE_WORDS):
-            return value.lower() in TRUE_WORDS
-        return bool(value) if isinstance(value, bool | int | float) and value in (0, 1) else default
+        truth = truth_of(value)
+        return default if truth is None else truth
 
     def number(self, path: Path, default: float | None = None) -> float | None:
         """Return the number at ``path`` as DeepSpeed converts it; ``default`` for "auto" and nonsense."""
@@ -115,10 +112,8 @@ class Context:
         """Return the edits that take the key at ``path`` out."""
         parent = self.root if len(path) == 1 else self.root.find(path[:-1])
         node = parent.node if isinstance(parent, Member) else parent
-        if node is None:
-            return ()
-        indices = [index for index, member in enumerate(node.members) if member.key == path[-1]]
-        return delete_member(self.document.text, node, indices[-1]) if indices else ()
+        index = None if node is None else node.index(path[-1])
+        return () if node is None or index is None else delete_member(self.document.text, node, index)
 
     def object_at(self, path: Path) -> Node | None:
         """Return the object at ``path`` (``()``: the root), or None."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ds_configs.documents import Document, apply_edits, parse_document
 from ds_configs.lint.context import Options
-from ds_configs.lint.finding import Finding, codes
+from ds_configs.lint.finding import Finding, code_of_fault, codes
 from ds_configs.lint.run import Report, lint_document
 
 # Each pass mends what the one before uncovered; more than a handful would be edits that undo each other.
@@ -28,11 +29,15 @@ class Fixed:
         return self.after.document.text
 
     @property
+    def encoding(self) -> str:
+        """The encoding to write ``text`` in: UTF-8 if that was among the mends, else the file's own."""
+        return "utf-8" if _recodes(self.applied) else self.before.document.encoding
+
+    @property
     def changed(self) -> bool:
         """Whether the file must be written: another text, or another encoding."""
-        return self.text != self.before.document.text or (
-            self.before.document.encoding != "utf-8" and bool(self.applied)
-        )
+        document = self.before.document
+        return (self.text, self.encoding) != (document.text, document.encoding)
 
     def diff(self) -> str:
         """Return the change as a unified diff."""
@@ -71,16 +76,42 @@ def fix_document(document: Document, options: Options | None = None, unsafe: boo
             break
         # The text first: what a key's edit inserts may rest on a comma that goes.
         chosen = [finding for finding in chosen if codes()[finding.code].stops == "reader"] or chosen
-        text = apply_edits(report.document.text, [edit for finding in chosen for edit in finding.edits])
+        chosen = _together(report.document, chosen)
+        text = _with(report.document, chosen)
         if not chosen or (text in seen and text != report.document.text):
             break
         applied += chosen
-        unchanged = text == report.document.text
+        unchanged = text == report.document.text and not _recodes(chosen)
         seen.add(text)
         report = lint_document(parse_document(text, document.path), settled)
         if unchanged:
             break
     return Fixed(before, report, tuple(applied))
+
+
+def _together(document: Document, chosen: list[Finding]) -> list[Finding]:
+    """Return as many of ``chosen`` as write no key twice; the next pass sees to the others.
+
+    Two keys may belong into one block that is not there yet, or be two words for one key.
+    """
+    while len(chosen) > 1 and _twice(parse_document(_with(document, chosen))) > _twice(document):
+        chosen = chosen[: len(chosen) // 2]
+    return chosen
+
+
+def _with(document: Document, findings: Iterable[Finding]) -> str:
+    """Return the text of ``document`` with the edits of ``findings`` applied."""
+    return apply_edits(document.text, [edit for finding in findings for edit in finding.edits])
+
+
+def _twice(document: Document) -> int:
+    """Return how many keys stand a second time in their object."""
+    return sum(fault.kind == "duplicate_key" for fault in document.faults)
+
+
+def _recodes(findings: Iterable[Finding]) -> bool:
+    """Whether saving as UTF-8 is among the mends: the text is the same then, and the file is not."""
+    return any(finding.code == code_of_fault()["encoding"] for finding in findings)
 
 
 def _applies(finding: Finding, unsafe: bool) -> bool:

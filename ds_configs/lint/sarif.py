@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
@@ -95,4 +96,4 @@ def _uri(path: str) -> str:
     if path == STDIN:
         return "stdin"
     pure = PurePath(path)
-    return pure.as_uri() if pure.is_absolute() else quote(pure.as_posix())
+    return pure.as_uri() if pure.is_absolute() else quote(os.fsencode(pure.as_posix()))

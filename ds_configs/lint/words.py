@@ -32,6 +32,9 @@ def meant(context: Context, path: Path) -> Guess | None:
     old = _old_keys().get(".".join(path))
     if old and context.schema.key(tuple(old["to"].split("."))) is not None:
         return Guess(tuple(old["to"].split(".")), f"{old['to']} is meant, this is {old['why']}", sure=True)
+    nested = (*path[:-1], *path[-1].split("."))
+    if nested != path and context.schema.key(nested) is not None:
+        return Guess(nested, "a dot in a name leads into no block", sure=True)
     slip = _alike(context.schema, path)
     if slip and slip.sure:
         return slip
@@ -71,9 +74,9 @@ def _alike(schema: Schema, path: Path) -> Guess | None:
 def _home(schema: Schema, path: Path) -> Path | None:
     """Return the one place where a key of this name is known, or None: "enabled" has too many."""
     homes = [
-        known
-        for known, key in schema.keys.items()
-        if known[-1] == path[-1] and not key.removed and key.alias_of is None and key.new_path is None
+        key.path
+        for key in schema.named(path[-1])
+        if not key.removed and key.alias_of is None and key.new_path is None
     ]
     inside = [home for home in homes if home[:-1] != path[:-1]]
     near = [home for home in inside if path[:-1] == home[: len(path) - 1] or len(home) == 1]

@@ -9,10 +9,13 @@ from functools import cache
 from pathlib import Path as File
 from typing import Any
 
-from ds_configs.documents import Edit, insert_member, replace_value
-from ds_configs.lint.context import AUTO, Context, is_finite
+from ds_configs.documents import Edit, insert_member, rename_key, replace_value
+from ds_configs.lint.context import AUTO, Context, Path, is_finite
 from ds_configs.lint.finding import DEEPSPEED, Finding
 from ds_configs.lint.rules.conflicts import half
+from ds_configs.schema import Key
+from ds_configs.schema.document import PICKED
+from ds_configs.schema.key import spelt
 
 TABLE = File(__file__).parent.parent / "engine.json"
 
@@ -148,21 +151,35 @@ def _parameters(context: Context, block: str) -> Iterator[Finding]:
     if not isinstance(kind, str) or kind.lower() not in named:
         return
     known = {**context.schema.children((block, "params"), kind), **named[kind.lower()]}
+    known = {name: key for name, key in known.items() if not key.removed}
     given = context.block((block, "params"))
     for name in given:
         if name not in known and name != "max_grad_norm":
-            path = (block, "params", name)
-            near = get_close_matches(name, known, n=1, cutoff=0.85)
-            member = context.member(path)
-            edits: tuple[Edit, ...] = context.delete(path)
-            if near and near[0] not in given and member is not None:
-                edits = (Edit(member.start, member.end, json.dumps(near[0])),)
-            mend = f"write {near[0]}" if near else f"delete it; {kind} has {', '.join(sorted(known)[:8])}"
-            yield context.finding("DSC604", path, f"{kind} has no parameter {name}", mend, edits=edits)
+            yield _unknown_parameter(context, (block, "params", name), kind, known)
     for name, key in known.items():
         if key.required and name not in given:
             reason = f"{kind} needs {name}"
             yield context.finding("DSC605", (block, "params"), reason, f"add {name} to {block}.params")
+
+
+def _unknown_parameter(context: Context, path: Path, kind: str, known: Mapping[str, Key]) -> Finding:
+    """Say what becomes of a parameter that ``kind`` does not have, and which one is meant."""
+    name = path[-1]
+    word = _table()["words"].get(name)
+    near = [word] if word in known else get_close_matches(name, known, n=1, cutoff=0.85)
+    code = "DSC604"
+    if kind.lower() in PICKED:
+        code = "DSC401" if near else "DSC403"
+    reason = f"{kind} has no parameter {spelt(name)}"
+    member = context.member(path)
+    if not near or member is None:
+        mend = f"delete it; {kind} has {', '.join(sorted(known))}"
+        # What the writer wanted of it is lost with it.
+        return context.finding(code, path, reason, mend, edits=context.delete(path), safe=False)
+    free = context.member((*path[:-1], near[0])) is None
+    edits = rename_key(member, near[0]) if free else context.delete(path)
+    mend = f"write {near[0]}" if free else f"delete it: {near[0]} is given too"
+    return context.finding(code, path, reason, mend, edits=edits, safe=free)
 
 
 def _ranges(context: Context) -> Iterator[Finding]:

@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-AUTO = "auto"
+from ds_configs.lint.context import AUTO
+
 TABLE = Path(__file__).parent.parent / "hf.json"
 
 

@@ -10,6 +10,7 @@ from ds_configs.lint.finding import HF, Finding
 from ds_configs.lint.rules.batch import MICRO, STEPS, TRAIN
 from ds_configs.lint.rules.conflicts import ZERO
 from ds_configs.lint.rules.filled import autos, compared, containers, filled
+from ds_configs.schema.key import shown
 
 ONLY = (HF,)
 
@@ -38,7 +39,9 @@ def _autos(context: Context) -> Iterator[Finding]:
         if path in filled():
             continue
         key = context.schema.key(path)
-        default = "" if key is None or key.default is None else f", or {key.default!r}, its default"
+        default = (
+            "" if key is None or key.default is None else f", or write {shown(key.default)}, its default"
+        )
         reason = f'"auto" for {".".join(path)} is filled by nobody'
         mend = f"delete the key{default}"
         yield context.finding(
@@ -63,7 +66,7 @@ def _fixed(context: Context) -> Iterator[Finding]:
             continue
         if path[-1] == "enabled" and member.node.value is False:
             continue  # HF's own default
-        reason = f"{'.'.join(path)} is fixed at {member.node.value}; HF compares it with {flag}"
+        reason = f"{'.'.join(path)} is fixed at {shown(member.node.value)}; HF compares it with {flag}"
         edits = replace_value(member.node, AUTO)
         yield context.finding(
             "DSC701",
@@ -78,7 +81,11 @@ def _fixed(context: Context) -> Iterator[Finding]:
 
 
 def _gathering(context: Context) -> Iterator[Finding]:
-    names = ("stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save")
+    names = (
+        "stage3_gather_16bit_weights_on_model_save",
+        "gather_16bit_weights_on_model_save",
+        "stage3_gather_fp16_weights_on_model_save",
+    )
     if context.stage == 3 and not any(context.get((ZERO, name)) for name in names):
         node = context.object_at((ZERO,))
         written = any(context.member((ZERO, name)) for name in names)

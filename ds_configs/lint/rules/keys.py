@@ -10,8 +10,11 @@ from ds_configs.lint.context import AUTO, Context, Path
 from ds_configs.lint.finding import Finding
 from ds_configs.lint.words import Guess, meant
 from ds_configs.schema import Key
+from ds_configs.schema.key import spelt
 
 SHOWN = 6
+# An object with more unknown keys than this was never a configuration: nobody meant known words by them.
+MOST_GUESSED = 100
 BESIDE = "stands beside "  # how the schema says that a setting is given under two names
 OFF: tuple[Any, ...] = (False, None, 0, "", {}, [])
 
@@ -136,9 +139,9 @@ def _current_name(context: Context, path: Path) -> str:
 
 def _unknown(context: Context, above: Path, paths: list[Path]) -> Iterator[Finding]:
     strange = []
-    for path in paths:
+    for place, path in enumerate(paths):
         strict = path in context.refused  # not an "auto", which DeepSpeed's models drop before they look
-        guess = meant(context, path)
+        guess = meant(context, path) if place < MOST_GUESSED else None
         if (
             guess is not None
             and guess.path[:-1] != path[:-1]
@@ -152,14 +155,14 @@ def _unknown(context: Context, above: Path, paths: list[Path]) -> Iterator[Findi
             yield context.finding(
                 "DSC202",
                 path,
-                f"{where} has no key {path[-1]}, and refuses those it does not know",
+                f"{where} has no key {spelt(path[-1])}, and refuses those it does not know",
                 "delete the key",
                 edits=context.delete(path),
             )
         else:
             strange.append(path)
     if strange:
-        names = ", ".join(path[-1] for path in strange[:SHOWN])
+        names = ", ".join(spelt(path[-1]) for path in strange[:SHOWN])
         more = f" and {len(strange) - SHOWN} more" if len(strange) > SHOWN else ""
         where = f"in {'.'.join(above)}" if above else "at the top level"
         reason = f"DeepSpeed knows no {names}{more} {where}"
@@ -172,10 +175,10 @@ def _guessed(context: Context, path: Path, guess: Guess, strict: bool) -> Findin
     edits, fits = _move(context, path, guess) if moved else _rename(context, path, guess)
     if strict:
         code = "DSC212" if moved else "DSC202"
-        reason = f"{'.'.join(path[:-1])} has no key {path[-1]}; {guess.why}"
+        reason = f"{'.'.join(path[:-1])} has no key {spelt(path[-1])}; {guess.why}"
     else:
         code = "DSC402" if moved else "DSC401"
-        reason = f"DeepSpeed knows no key {'.'.join(path)}; {guess.why}"
+        reason = f"DeepSpeed knows no key {'.'.join(map(spelt, path))}; {guess.why}"
     if not edits and strict:
         edits = context.delete(path)
     mend = f"move it to {target}" if moved else f"write {guess.path[-1]}"

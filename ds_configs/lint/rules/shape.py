@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ds_configs.documents import Document
 from ds_configs.lint.finding import Finding, codes
+from ds_configs.schema.key import spelt
 
 # Keys that other programs' files have at the top level and a ds_config never does, and whose files they are.
 STRANGERS = (
@@ -34,6 +35,11 @@ def check_shape(document: Document) -> Iterator[Finding]:
     keys = set(root.value)
     if keys & OWN:
         return
+    for name, value in root.value.items():
+        if isinstance(value, dict) and OWN & set(value):
+            reason = f"the configuration stands inside {spelt(name)}, where DeepSpeed does not look"
+            yield _finding(document, "DSC137", reason, "write what stands inside it as the whole file")
+            return
     for marks, what in STRANGERS:
         if keys & marks:
             found = ", ".join(sorted(keys & marks))

@@ -15,7 +15,8 @@ DEEPSPEED_ONLY = ("duplicate_key", "reader_fails", "read_differently")
 
 def check_text(document: Document) -> Iterator[Finding]:
     """Yield a finding for each fault of the text."""
-    for fault in document.faults:
+    keys = _keys_at(document)
+    for fault, key in zip(document.faults, keys, strict=True):
         known = codes()[code_of_fault()[fault.kind]]
         line, column = document.lines.position(fault.start)
         end_line, end_column = document.lines.position(fault.end)
@@ -29,7 +30,7 @@ def check_text(document: Document) -> Iterator[Finding]:
             column,
             end_line,
             end_column,
-            _key_at(document, fault.start),
+            key,
             fault.reason,
             known.consequence,
             fault.mend,
@@ -39,13 +40,23 @@ def check_text(document: Document) -> Iterator[Finding]:
         )
 
 
-def _key_at(document: Document, offset: int) -> str:
-    """Return the innermost key within whose member ``offset`` lies, with dots; "" outside of all."""
-    found = ""
-    if document.root is not None:
-        for path, member in document.root.walk():
-            if member.start <= offset < member.node.end:
-                found = ".".join(path)
+def _keys_at(document: Document) -> list[str]:
+    """Return, for each fault, the innermost key within whose member it starts, with dots; "" outside of all.
+
+    Faults come by place and members do too, so that one walk serves them all.
+    """
+    members = [] if document.root is None else list(document.root.walk())
+    found: list[str] = []
+    around: list[tuple[str, int]] = []  # the members that are open at the fault, with their ends
+    at = 0
+    for fault in document.faults:
+        while at < len(members) and members[at][1].start <= fault.start:
+            path, member = members[at]
+            around = [each for each in around if each[1] > member.start]
+            around.append((".".join(path), member.node.end))
+            at += 1
+        around = [each for each in around if each[1] > fault.start]
+        found.append(around[-1][0] if around else "")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -9,11 +10,13 @@ from typing import Any
 
 from ds_configs.documents import Member, replace_value
 from ds_configs.documents.scan import PLACEHOLDER
-from ds_configs.lint.context import FALSE_WORDS, TRUE_WORDS, Context, Path, is_finite
+from ds_configs.lint.context import Context, Path, is_finite
 from ds_configs.lint.finding import DEEPSPEED, Finding
 from ds_configs.lint.rules.filled import AUTO, filled
 from ds_configs.lint.rules.keys import BESIDE
 from ds_configs.schema import Key
+from ds_configs.schema.key import shown
+from ds_configs.schema.lax import WHAT, truth_of
 
 NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
 
@@ -28,7 +31,7 @@ def check(context: Context) -> Iterator[Finding]:
                 yield _refused(context, path, key, reason)
     for path, member in context.root.walk():
         key = context.schema.key(path, _kind(context, path))
-        below = any(path[: len(bad)] == bad for bad in refused)
+        below = any(path[:length] in refused for length in range(1, len(path) + 1))
         if key is not None and not below and not key.removed and not key.fits(member.node.value):
             yield from _let_through(context, path, key, member)
 
@@ -76,10 +79,14 @@ def _refused(context: Context, path: Path, key: Key, reason: str) -> Finding:
             f"write {whole}",
             on_value=True,
             edits=edits,
+            safe=not key.choices,
         )
     if isinstance(value, int | float) and not isinstance(value, bool) and key.fits(value):
         code = "DSC205" if key.choices else "DSC204"
-        return context.finding(code, path, said, "write a value that is allowed", on_value=True)
+        mend = "write a value that is allowed"
+        if key.choices:
+            mend = f"choose one of {', '.join(map(str, key.choices))}"
+        return context.finding(code, path, said, mend, on_value=True)
     return context.finding("DSC203", path, said, f"write {_wanted(key)}", on_value=True)
 
 
@@ -122,15 +129,7 @@ def _as_number(text: str, key: Key) -> int | float | None:
 
 
 def _wanted(key: Key) -> str:
-    names = {
-        "bool": "true or false",
-        "int": "a whole number",
-        "float": "a number",
-        "str": "a string in quotes",
-        "list": "a list",
-        "object": "an object",
-        "null": "null",
-    }
+    names = {**WHAT, "str": "a string in quotes"}
     return " or ".join(names[name] for name in key.types) or "nothing: delete the key"
 
 
@@ -143,8 +142,8 @@ def _let_through(context: Context, path: Path, key: Key, member: Member) -> Iter
     number = _as_number(value, key) if isinstance(value, str) else None
     better: Any = number if number is not None and key.fits(number) else _better(key, value)
     edits = () if better is None else replace_value(member.node, better)
-    mend = f"write {_wanted(key)}" if better is None else f"write {_json(better)}"
-    reason = f"{key.name} should be {_wanted(key)}, not {_shown(value)}"
+    mend = f"write {_wanted(key)}" if better is None else f"write {json.dumps(better, ensure_ascii=False)}"
+    reason = f"{key.name} should be {_wanted(key)}, not {shown(value)}"
     if key.check == "nothing" and better is not None and better == value:  # 1e5 and 1 compute as they should
         yield context.finding("DSC214", path, reason, mend, on_value=True, edits=edits, severity="note")
         return
@@ -160,11 +159,8 @@ def _let_through(context: Context, path: Path, key: Key, member: Member) -> Iter
 
 def _better(key: Key, value: Any) -> Any:
     """Return the value that is meant by one of a neighbouring type, None if that is not plain."""
-    if key.types[:1] == ("bool",):
-        if isinstance(value, int | float) and not isinstance(value, bool) and value in (0, 1):
-            return bool(value)
-        if isinstance(value, str) and value.lower() in (*TRUE_WORDS, *FALSE_WORDS):
-            return value.lower() in TRUE_WORDS
+    if key.types[:1] == ("bool",) and not isinstance(value, bool) and truth_of(value) is not None:
+        return truth_of(value)
     if isinstance(value, float) and value.is_integer() and "int" in key.types:
         return int(value)
     return None
@@ -173,7 +169,7 @@ def _better(key: Key, value: Any) -> Any:
 def _auto(context: Context, path: Path, key: Key) -> Iterator[Finding]:
     """Yield what "auto" means to DeepSpeed alone; what HF makes of it is rules/hf.py's."""
     if context.schema.is_strict(path[:-1]):
-        reason = f'"auto" for {key.name} means its default to DeepSpeed: {_shown(key.default)}'
+        reason = f'"auto" for {key.name} means its default to DeepSpeed: {shown(key.default)}'
         yield context.finding(
             "DSC408", path, reason, "write the value that is meant", on_value=True, loaders=(DEEPSPEED,)
         )
@@ -186,14 +182,3 @@ def _auto(context: Context, path: Path, key: Key) -> Iterator[Finding]:
         yield context.finding(
             "DSC213", path, reason, f"write {_wanted(key)}", on_value=True, loaders=(DEEPSPEED,)
         )
-
-
-def _shown(value: Any) -> str:
-    text = _json(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def _json(value: Any) -> str:
-    import json
-
-    return json.dumps(value, ensure_ascii=False)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ds_configs.lint.context import AUTO, Context, Path
-from ds_configs.lint.finding import DEEPSPEED, HF, Finding
+from ds_configs.lint.finding import DEEPSPEED, Finding
 from ds_configs.lint.rules.conflicts import ZERO, half
 
 PIPELINE_READS = ("activation_checkpoint_interval", "pipe_partitioned", "grad_partitioned")
@@ -143,8 +143,6 @@ def _bucket(context: Context) -> Iterator[Finding]:
         return
     path = (ZERO, "reduce_bucket_size")
     written = context.get(path)
-    if written is None and HF in context.target and DEEPSPEED not in context.target:
-        return
     size = context.number(path, LARGE if written is None else 0)
     if size is not None and size >= LARGE:
         how = "is" if written is not None else "is left out, so it is"

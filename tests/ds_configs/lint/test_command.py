@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from ds_configs.cli import main
+
+ROOT = Path(__file__).parents[3]
 
 GOOD = '{"train_batch_size": 8, "bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}'
 BAD = '{\n  "train_batch_size": "8"\n}\n'
@@ -62,9 +65,21 @@ def test_output_goes_elsewhere(bad: Path, tmp_path: Path, capsys: Printed) -> No
 
 def test_fix_writes_utf_8_with_the_lines_ends_kept(tmp_path: Path, capsys: Printed) -> None:
     file = tmp_path / "c.json"
-    file.write_bytes('{\r\n  "train_batch_size": 8\r\n}'.encode("utf-16"))
+    file.write_bytes('{\r\n  "train_batch_size": "8"\r\n}'.encode("utf-16"))
     assert main(["lint", "--fix", str(file)]) == 0
     assert file.read_bytes() == b'{\r\n  "train_batch_size": 8\r\n}'
+
+
+def test_a_guessed_encoding_stays_unless_unsafe_fixes_are_asked_for(tmp_path: Path, capsys: Printed) -> None:
+    file, out = tmp_path / "c.json", tmp_path / "out.json"
+    before = '{"train_batch_size": "8", "tensorboard": {"job_name": "日本語"}}'.encode("shift_jis")
+    file.write_bytes(before)
+    assert main(["lint", "--fix", str(file)]) == 1
+    assert file.read_bytes() == before
+    assert main(["lint", "--output", str(out), str(file)]) == 1
+    assert out.read_bytes() == before
+    main(["lint", "--fix", "--unsafe-fixes", str(file)])
+    assert json.loads(file.read_text(encoding="utf-8"))["train_batch_size"] == 8
 
 
 def test_unsafe_fixes_are_asked_for(tmp_path: Path, capsys: Printed) -> None:
@@ -90,7 +105,12 @@ def test_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: Print
         (["--fix", "--diff", "c.json"], "--fix and --diff exclude each other"),
         (["--diff", "--format", "json", "c.json"], "--format json has no --diff"),
         (["--quiet", "--format", "sarif", "c.json"], "--format sarif has no --quiet"),
-        (["--codes", "c.json"], "--codes lists the codes and lints nothing"),
+        (["--codes", "c.json"], "--codes lists the codes and lints nothing; leave the files out"),
+        (["--codes", "--for", "hf"], "--codes lists the codes and lints nothing; leave --for out"),
+        (["--codes", "--fail-on", "note"], "--codes lists the codes and lints nothing; leave --fail-on out"),
+        (["--diff", "--quiet", "c.json"], "--quiet is about findings"),
+        (["--output", "-", "--quiet", "c.json"], "--quiet is about findings"),
+        (["--output", "", "c.json"], "--output is empty"),
         (["--output", "-", "--format", "json", "c.json"], "--output - prints the mended file"),
         (["--unsafe-fixes", "c.json"], "--unsafe-fixes mends nothing by itself"),
         (["--output", "x", "a.json", "b.json"], "--output takes one file, but 2 are named"),
@@ -132,6 +152,20 @@ def test_it_needs_neither_torch_nor_deepspeed(bad: Path) -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert run.returncode == 1, run.stderr
+
+
+def test_a_name_that_is_no_text_is_printed_in_every_format(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"\xff.json")).write_text(BAD)
+    for format in ("text", "json", "sarif"):
+        run = subprocess.run(
+            [sys.executable, "-m", "ds_configs.cli", "lint", "--format", format, os.fsdecode(b"\xff.json")],
+            capture_output=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            timeout=60,
+        )
+        assert (run.returncode, run.stderr) == (1, b"")
+        assert b"DSC208" in run.stdout
 
 
 def test_our_own_presets_have_no_error(capsys: Printed) -> None:

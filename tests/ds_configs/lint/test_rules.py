@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_it_is_found_where_it_stands(case: Case) -> None:
     finding = found_in(case, text)
     line = text.splitlines()[finding.line - 1]
     # A key that is left out is shown at the block that lacks it.
-    names = case.key.split(".") if case.key else []
+    names = [case.key, *case.key.split(".")] if case.key else []
     assert any(f'"{name}"' in line for name in names) or line == "{"
 
 
@@ -73,9 +74,13 @@ def test_what_needs_a_decision_is_not_fixed(case: Case) -> None:
 
 
 def test_what_it_says_of_deepspeed_initialize_is_true() -> None:
-    """Every configuration of ENGINE really stops deepspeed.initialize, and none of its mends does."""
+    """Every configuration of ENGINE really stops deepspeed.initialize, and none of its mends does.
+
+    Nor does what Muon ignores.
+    """
     configs = [case.config for case in ENGINE]
     mended = [case.fixed for case in ENGINE if case.fixed is not None]
+    mended += [case.config for case in CASES if case.name == "of Muon"]
     run = subprocess.run(
         [sys.executable, "-m", "tests.ds_configs.lint.engine_program"],
         input=json.dumps([*configs, *mended]),
@@ -103,6 +108,28 @@ def test_misspelt_keys_get_the_likely_word(key: str) -> None:
     report = lint_text(json.dumps({"train_batch_size": 1, key: {}}))
     (finding,) = [each for each in report.findings if each.key == key]
     assert (finding.code, finding.mend) == ("DSC401", "write zero_optimization")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"train_batch_size": 8, "max_grad_norm": 1.0, "grad_clip": 2.0},
+        {"train_batch_size": 8, "stage": 2, "zero_stage": 3, "overlap_comm": False},
+        {"train_batch_size": 8, "optimizer": {"type": "SGD", "params": {"learning_rate": 0.1, "lr": 0.2}}},
+        {"train_batch_size": 8, "optimizer": {"type": "SGD", "params": {"momentumm": 0, "momentun": 0}}},
+        {"zero_optimization": {"stage": 3, "stage3_gather_fp16_weights_on_model_save": False}},
+    ],
+)
+@pytest.mark.parametrize("target", ["hf", "deepspeed"])
+@pytest.mark.parametrize("unsafe", [False, True])
+def test_mending_writes_no_key_twice(config: dict[str, Any], target: str, unsafe: bool) -> None:
+    fixed = fix_document(parse_document(json.dumps(config)), Options(target), unsafe)
+    json.loads(fixed.text, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    assert len(dict(pairs)) == len(pairs), pairs
+    return dict(pairs)
 
 
 def test_versions_differ() -> None:
