@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from ds_configs.errors import DsConfigError
 # In the order of `ds-config --help`.
 COMMANDS = ("list", "show", "generate", "resolve", "lint", "explain", "memory", "plan")
 REFUSED = 2
+INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 
 
 def build_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
@@ -34,6 +36,7 @@ def build_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``ds-config`` with ``argv`` (default: the command line) and return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _ready_streams()
     # Only the module of a command that is named is imported: what the others import would delay it.
     names = tuple(words[:1]) if words and words[0] in COMMANDS else COMMANDS
     args = build_parser(names).parse_args(words)
@@ -44,10 +47,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ds-config: {error}", file=sys.stderr)
         return REFUSED
     except BrokenPipeError:
-        # The reader, such as `head`, has gone: what Python flushes at exit must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # the reader, such as `head`, has gone
         return 0
+    except OSError as error:
+        _drop_output()
+        print(f"ds-config: the output cannot be written: {error.strerror or error}", file=sys.stderr)
+        return REFUSED
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return status
+
+
+def _ready_streams() -> None:
+    """Open a closed standard stream, for which Python has None, and let output hold any character."""
+    # They stay open as long as the process lives.
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """Let what Python flushes at exit go nowhere: it must not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 HELP = "find what is wrong with configuration files, and mend it"
 FOUND = 1
+FLAGS = {"target": "for"}  # fields that are not called as their flag
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,31 +58,41 @@ def run(args: argparse.Namespace) -> int:
     from ds_configs.documents import read_document
     from ds_configs.lint import Options, fix_document, lint_document
 
-    if args.codes and args.files:
-        raise DsConfigError("--codes lists the codes and lints nothing; leave the files out")
     if args.codes:
+        _check_codes_alone(args)
         from ds_configs.lint.text_report import codes_as_text
 
-        _print(codes_as_text())
+        sys.stdout.write(codes_as_text())
         return 0
     _check(args)
     options = Options(args.target, args.world_size, args.deepspeed_version, args.device)
     documents = [read_document(path) for path in args.files]
     if not (args.fix or args.diff or args.output):
         reports = [lint_document(document, options) for document in documents]
-        _print(_formatted(args, reports))
+        sys.stdout.write(_formatted(args, reports))
         return _status(args, reports)
     fixed = [fix_document(document, options, args.unsafe_fixes) for document in documents]
     _write(args, fixed)
     reports = [one.after for one in fixed]
     if not args.diff and args.output != "-":
-        _print(_formatted(args, reports))
+        sys.stdout.write(_formatted(args, reports))
     return _status(args, reports)
+
+
+def _check_codes_alone(args: argparse.Namespace) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for name, default in vars(parser.parse_args([])).items():
+        if name != "codes" and getattr(args, name) != default:
+            what = "the files" if name == "files" else f"--{FLAGS.get(name, name).replace('_', '-')}"
+            raise DsConfigError(f"--codes lists the codes and lints nothing; leave {what} out")
 
 
 def _check(args: argparse.Namespace) -> None:
     if not args.files:
         raise DsConfigError("name a file to lint, or - for standard input")
+    if args.output == "":
+        raise DsConfigError("--output is empty; give a path, or - for standard output")
     chosen = [name for name in ("fix", "diff", "output") if getattr(args, name)]
     if len(chosen) > 1:
         raise DsConfigError(f"--{chosen[0]} and --{chosen[1]} exclude each other; choose one")
@@ -89,6 +100,8 @@ def _check(args: argparse.Namespace) -> None:
         raise DsConfigError(
             f"--format {args.format} has no --{'diff' if args.diff else 'quiet'}; leave one out"
         )
+    if args.quiet and (args.diff or args.output == "-"):
+        raise DsConfigError("--quiet is about findings, and none are printed here; leave it out")
     if args.unsafe_fixes and not chosen:
         raise DsConfigError("--unsafe-fixes mends nothing by itself; add --fix, --diff or --output")
     if args.output and len(args.files) > 1:
@@ -104,9 +117,9 @@ def _check(args: argparse.Namespace) -> None:
 def _write(args: argparse.Namespace, fixed: list[Fixed]) -> None:
     for one in fixed:
         if args.diff:
-            _print(one.diff())
+            sys.stdout.write(one.diff())
         elif args.output == "-":
-            _print(one.text)
+            sys.stdout.write(one.text)
         elif args.output:
             _save(args.output, one)
         elif one.changed:
@@ -117,7 +130,7 @@ def _save(path: str, fixed: Fixed) -> None:
     if not fixed.before.document.text:
         raise DsConfigError(f"{fixed.before.path} cannot be mended: {fixed.before.findings[0].reason}")
     try:
-        with open(path, "w", encoding="utf-8", newline="") as stream:
+        with open(path, "w", encoding=fixed.encoding, newline="") as stream:
             stream.write(fixed.text)
     except OSError as error:
         raise DsConfigError(
@@ -145,9 +158,3 @@ def _status(args: argparse.Namespace, reports: list[Report]) -> int:
     failing = SEVERITIES[: SEVERITIES.index(args.fail_on) + 1]
     found = any(finding.severity in failing for report in reports for finding in report.findings)
     return FOUND if found else 0
-
-
-def _print(text: str) -> None:
-    """Print what may hold anything a file holds, on a terminal that may not know it."""
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
