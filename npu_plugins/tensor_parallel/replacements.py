@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from npu_plugins.tensor_parallel.groups import check_group_serves, divide
 from npu_plugins.tensor_parallel.linear import ColumnParallelLinear
 from npu_plugins.tensor_parallel.loss import vocab_parallel_cross_entropy
 from npu_plugins.tensor_parallel.merged import MergedColumnParallelLinear
+from npu_plugins.tensor_parallel.random import RandomStreams
 from npu_plugins.tensor_parallel.shard import Shard, mark
 
 
@@ -111,6 +113,45 @@ class SharedKeyHook:
         """Return the output `[…, latent + rotary]`, f standing before the rotary part."""
         latent, rotary = output.split([output.size(-1) - self.rotary_dim, self.rotary_dim], -1)
         return torch.cat([latent, copy_to_region(rotary, self.group)], -1)
+
+
+class AttentionStream:
+    """Lets an attention module draw its dropout from the rank's own random stream, for its heads are its own.
+
+    transformers calls dropout inside a function of its own, so that hooks mark where the divided region
+    begins (the attention module) and ends (the row-parallel layer, after which dropout is the same on all
+    ranks).
+    """
+
+    def __init__(self, streams: RandomStreams) -> None:
+        self.streams = streams
+        self.within: AbstractContextManager[None] | None = None
+
+    def attach(self, attention: nn.Module, last: nn.Module) -> None:
+        """Set the hooks: `last` is the row-parallel layer in `attention`."""
+        attention.register_forward_pre_hook(self._enter)
+        last.register_forward_pre_hook(self._leave)
+        attention.register_forward_hook(self._leave, always_call=True)  # also when a forward pass fails
+
+    def _enter(self, module: nn.Module, *args: Any) -> None:
+        if module.training and attention_dropout(module) > 0:
+            self.within = self.streams.sharded()
+            self.within.__enter__()
+
+    def _leave(self, module: nn.Module, *args: Any) -> None:
+        if self.within is not None:
+            within, self.within = self.within, None
+            within.__exit__(None, None, None)
+
+
+def attention_dropout(module: nn.Module) -> float:
+    """Return the probability with which a transformers attention module drops attention weights."""
+    for name in ("attention_dropout", "attn_dropout", "dropout"):
+        value = getattr(module, name, None)
+        value = value.p if isinstance(value, nn.Dropout) else value
+        if isinstance(value, float):
+            return value
+    return 0.0
 
 
 class LocalConfig:

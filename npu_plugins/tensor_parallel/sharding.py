@@ -14,8 +14,10 @@ from npu_plugins.tensor_parallel.conversion import IN_PLACE, Conversion
 from npu_plugins.tensor_parallel.deferred import WeightGradients
 from npu_plugins.tensor_parallel.errors import TensorParallelError
 from npu_plugins.tensor_parallel.heads import Heads
+from npu_plugins.tensor_parallel.linear import RowParallelLinear
 from npu_plugins.tensor_parallel.plans import Plan, given_plan, plan_of
-from npu_plugins.tensor_parallel.replacements import LocalConfig, VocabParallelCausalLoss
+from npu_plugins.tensor_parallel.random import RandomStreams
+from npu_plugins.tensor_parallel.replacements import AttentionStream, LocalConfig, VocabParallelCausalLoss
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -33,7 +35,8 @@ def shard_model(
     Every rank of a tensor-parallel group calls this with the same model and keeps its part of it. The model's
     linear layers and embeddings become layers of this package under the same names; its own forward pass,
     loss, `generate` and activation checkpointing go on as before, with inputs `[batch, seq]` that must be the
-    same on all ranks of the group (`npu_plugins.comm.broadcast_batch`). A model on the meta device is divided
+    same on all ranks of the group (`npu_plugins.comm.broadcast_batch`). Dropout of attention weights draws
+    other numbers on every rank, all other dropout the same. A model on the meta device is divided
     there.
 
     By default every rank gets the whole logits `[batch, seq, vocab]`, so that whatever is done with them
@@ -76,7 +79,7 @@ def shard_model(
     job.replace(dry=True)  # everything that can be refused is refused before anything is changed
     job.check_ties()
     job.replace(dry=False)
-    job.tell_modules()
+    job.tell_modules(RandomStreams(group, mesh.device))
     return model
 
 
@@ -162,13 +165,16 @@ class _Job:
     def _divides(self, parameter: str) -> bool:
         return self.styles.get(parameter.rpartition(".")[0], "replicate") not in IN_PLACE
 
-    def tell_modules(self) -> None:
+    def tell_modules(self, streams: RandomStreams) -> None:
         """Set what the modules' own forward passes and the loss must know."""
         attention = {name.rpartition(".")[0] for name, style in self.styles.items() if style not in IN_PLACE}
         for name in sorted(attention):
             heads = Heads.of(self.modules[name], self.config, self.group.size())
             if heads is not None:
                 heads.tell(name, self.modules[name])
+                rows = [m for m in self.modules[name].children() if isinstance(m, RowParallelLinear)]
+                if len(rows) == 1:
+                    AttentionStream(streams).attach(self.modules[name], rows[0])
         for module, attribute, kind in list(self.plan.local_attributes(self.model)):
             heads = Heads.of(module, self.config, self.group.size())
             if heads is not None:
