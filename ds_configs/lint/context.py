@@ -105,8 +105,14 @@ class Context:
 
     @property
     def stage_known(self) -> bool:
-        """Whether the file itself says the stage; accelerate fills "auto" with 2."""
-        return self.get(("zero_optimization", "stage")) != AUTO
+        """Whether the file itself says the stage: accelerate fills "auto" with 2, and 5 is none."""
+        written = self.get(("zero_optimization", "stage"), 0)
+        return self.number(("zero_optimization", "stage"), 0 if written == 0 else None) in (0, 1, 2, 3)
+
+    @property
+    def stage_written(self) -> bool:
+        """Whether the stage is not just the default: where it is left out or misspelt, 3 may be meant."""
+        return self.member(("zero_optimization", "stage")) is not None
 
     def delete(self, path: Path) -> tuple[Edit, ...]:
         """Return the edits that take the key at ``path`` out."""

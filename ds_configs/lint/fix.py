@@ -74,9 +74,7 @@ def fix_document(document: Document, options: Options | None = None, unsafe: boo
         chosen = [finding for finding in report.findings if _applies(finding, unsafe)]
         if report.document.is_guessed and not unsafe:
             break
-        # The text first: what a key's edit inserts may rest on a comma that goes.
-        chosen = [finding for finding in chosen if codes()[finding.code].stops == "reader"] or chosen
-        chosen = _together(report.document, chosen)
+        chosen = _together(report.document, _first(chosen))
         text = _with(report.document, chosen)
         if not chosen or (text in seen and text != report.document.text):
             break
@@ -87,6 +85,16 @@ def fix_document(document: Document, options: Options | None = None, unsafe: boo
         if unchanged:
             break
     return Fixed(before, report, tuple(applied))
+
+
+def _first(chosen: list[Finding]) -> list[Finding]:
+    """Return the findings that must be mended before the others, which may be others then.
+
+    The text comes first: what a key's edit inserts may rest on a comma that goes. Then the errors: without
+    effect may be only what a misspelt stage does not reach.
+    """
+    text = [finding for finding in chosen if codes()[finding.code].stops == "reader"]
+    return text or [finding for finding in chosen if finding.severity == "error"] or chosen
 
 
 def _together(document: Document, chosen: list[Finding]) -> list[Finding]:

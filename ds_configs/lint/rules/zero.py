@@ -47,7 +47,14 @@ def _offload(context: Context) -> Iterator[Finding]:
     if offloads(context, "offload_param") and context.stage < 3:
         reason = f"offload_param works at stage 3; this is stage {context.stage}"
         path: Path = (ZERO, "offload_param")
-        yield context.finding("DSC405", path, reason, "delete it, or use stage 3", edits=context.delete(path))
+        yield context.finding(
+            "DSC405",
+            path,
+            reason,
+            "delete it, or use stage 3",
+            edits=context.delete(path),
+            safe=context.stage_written,
+        )
     device = offloads(context, "offload_optimizer")
     if not device:
         return
@@ -93,7 +100,8 @@ def _stage3_keys(context: Context) -> Iterator[Finding]:
         shown = ", ".join(path[-1] for path in stage3)
         reason = f"at stage {context.stage} DeepSpeed ignores {shown}"
         edits = [edit for path in stage3 for edit in context.delete(path)]
-        yield context.finding("DSC406", stage3[0], reason, "delete them, or use stage 3", edits=edits)
+        mend = "delete them, or use stage 3"
+        yield context.finding("DSC406", stage3[0], reason, mend, edits=edits, safe=context.stage_written)
     for path in others:
         key = context.schema.key(path)
         reason = f"{'.'.join(path)} has no effect {key.ignored if key else ''}"

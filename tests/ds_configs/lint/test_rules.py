@@ -111,6 +111,18 @@ def test_misspelt_keys_get_the_likely_word(key: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "stage",
+    [{"stge": 3}, {"stage": 5}, {"stage": "three"}, {}, {"Stage": 3}, {"stage": "auto"}, {"zero_stage": 3}],
+)
+def test_what_stage_3_needs_stays_where_the_stage_is_not_sure(stage: dict[str, Any]) -> None:
+    offload, live = {"device": "cpu"}, 100
+    zero = {**stage, "overlap_comm": False, "offload_param": offload, "stage3_max_live_parameters": live}
+    text = json.dumps({"train_batch_size": 8, "zero_optimization": zero})
+    fixed = json.loads(fix_document(parse_document(text), Options("deepspeed")).text)["zero_optimization"]
+    assert (fixed["offload_param"], fixed["stage3_max_live_parameters"]) == (offload, live)
+
+
+@pytest.mark.parametrize(
     "config",
     [
         {"train_batch_size": 8, "max_grad_norm": 1.0, "grad_clip": 2.0},
