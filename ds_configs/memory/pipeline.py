@@ -1,4 +1,4 @@
-"""Micro-batches whose activations a pipeline stage holds at once, for each schedule."""
+"""What a pipeline stage holds: micro-batches in flight for each schedule, and DeepSpeed's buffers."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ds_configs.models import ModelShape
+from ds_configs.models.stages import layers_of_stages
 from ds_configs.models.tensors import Tensor, embedding_tensors, head_tensors, layer_tensors
 
 
@@ -50,13 +51,6 @@ class RankPart:
         return sum(numel * times for numel, times, _ in self.runs if numel <= threshold)
 
 
-def layers_of_stage(layers: int, stages: int, stage: int) -> range:
-    """Return the layers of a pipeline stage: as even as whole layers allow, the first stages one more."""
-    size, rest = divmod(layers, stages)
-    start = stage * size + min(stage, rest)
-    return range(start, start + size + (stage < rest))
-
-
 def tensor_share(tensor: Tensor, tp: int, ep: int, vocab_split: bool) -> int:
     """Return the elements of ``tensor`` on one of ``tp`` × ``ep`` ranks; what does not divide is rounded
     up."""
@@ -75,7 +69,7 @@ def rank_part(shape: ModelShape, tp: int, ep: int, pp: int, stage: int, vocab_sp
     is always divided over tp (AutoTP makes it column parallel in training), the embedding if
     ``vocab_split`` says so.
     """
-    layers = layers_of_stage(shape.layers, pp, stage)
+    layers = layers_of_stages(shape.layers, pp)[stage]
     first, last = stage == 0, stage == pp - 1
     counts: dict[tuple[int, bool], int] = {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -68,14 +67,6 @@ def layer_tensors(shape: ModelShape, moe: bool) -> list[Tensor]:
     for index in range(shape.norms_per_layer):
         tensors += _norm(shape, f"norm{index}", shape.hidden)
     return tensors
-
-
-def model_tensors(shape: ModelShape) -> Iterator[Tensor]:
-    """Yield every tensor of the model, from the input on."""
-    yield from embedding_tensors(shape)
-    for layer in range(shape.layers):
-        yield from layer_tensors(shape, shape.is_moe_layer(layer))
-    yield from head_tensors(shape)
 
 
 def _norm(shape: ModelShape, name: str, width: int) -> list[Tensor]:

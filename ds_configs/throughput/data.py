@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ds_configs.models import ModelShape
+from ds_configs.models.stages import layers_of_stages
 from ds_configs.throughput.compute import Chip
 from ds_configs.throughput.job import TrainingJob
 from ds_configs.throughput.links import Group, all_reduce_seconds, gather_seconds
-from ds_configs.throughput.pipeline import layers_of_stages
 
 # Mixed-precision Adam on the card, bytes a parameter: gradient to fp32 2+4, its norm 4, clipping 4+4, update
 # reads gradient, master weight and two moments 16, writes three of them 12, writes the 16-bit weight 2,
@@ -57,7 +57,7 @@ def _rank_parameters(shape: ModelShape, tp: int, vocab_tp: int, pp: int, ep: int
         experts = all_experts * shape.moe_layers / shape.layers
     if shape.tied_embeddings and pp > 1:
         head += shape.vocab * shape.hidden  # the last stage holds a copy
-    stages = layers_of_stages(shape.layers, pp)
+    stages = [len(layers) for layers in layers_of_stages(shape.layers, pp)]
     dense = [count * (layer - experts) / tp for count in stages]
     dense[0] += embedding / vocab_tp
     dense[-1] += head / vocab_tp

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: how layers lie on stages, the bubble of each schedule, and messages between stages.
+"""Pipeline parallelism: the bubble of each schedule, and messages between stages.
 
 F, I and W are the seconds of a stage's forward pass, input gradients and weight gradients on one micro-batch.
 """
@@ -8,15 +8,6 @@ from __future__ import annotations
 from ds_configs.throughput.compute import Chip, Phase
 from ds_configs.throughput.job import Schedule, TrainingJob
 from ds_configs.throughput.links import send_seconds
-
-
-def layers_of_stages(layers: int, stages: int) -> list[int]:
-    """Return the number of layers of each stage, as even as can be, the extra ones in front.
-
-    The last stage also computes the logits, so that it must not have the extra layer.
-    """
-    least, extra = divmod(layers, stages)
-    return [least + (stage < extra) for stage in range(stages)]
 
 
 def bubble_seconds(schedule: Schedule, stages: list[Phase], virtual_stages: int = 1) -> float:

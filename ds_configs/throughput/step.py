@@ -7,6 +7,7 @@ from functools import cached_property, lru_cache
 
 from ds_configs.hardware import Hardware
 from ds_configs.models import ModelShape
+from ds_configs.models.stages import layers_of_stages
 from ds_configs.throughput.compute import (
     ZERO,
     Chip,
@@ -20,7 +21,7 @@ from ds_configs.throughput.data import data_parallel_seconds, offload_seconds, o
 from ds_configs.throughput.efficiency import Efficiency, load_efficiency
 from ds_configs.throughput.job import Recomputation, TrainingJob
 from ds_configs.throughput.links import Group, all_to_all_seconds, gather_seconds
-from ds_configs.throughput.pipeline import bubble_seconds, layers_of_stages, pipeline_send_seconds
+from ds_configs.throughput.pipeline import bubble_seconds, pipeline_send_seconds
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def _stages(
     """Return the stages in order; those in the middle with as many layers are one object."""
     known: dict[tuple[int, bool, bool], _Stage] = {}
     stages = []
-    for index, layers in enumerate(layers_of_stages(shape.layers, pp)):
+    for index, layers in enumerate(map(len, layers_of_stages(shape.layers, pp))):
         first, last = index == 0, index == pp - 1
         kind = (layers, first, last)
         if kind not in known:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ds_configs.throughput.compute import Phase
-from ds_configs.throughput.pipeline import bubble_seconds, layers_of_stages
+from ds_configs.throughput.pipeline import bubble_seconds
 
 UNIT = Phase(1.0, 1.0, 1.0)
 
@@ -29,12 +27,3 @@ def test_bubbles_at_unit_costs(schedule: str, chunks: int, bubble: float) -> Non
 def test_one_slow_stage_makes_the_others_wait_in_the_steady_state_not_in_the_bubble() -> None:
     slow = Phase(2.0, 2.0, 2.0)
     assert bubble_seconds("1f1b", [UNIT, UNIT, slow]) == pytest.approx(6.0)
-
-
-@given(st.integers(1, 200).flatmap(lambda layers: st.tuples(st.just(layers), st.integers(1, layers))))
-def test_every_layer_has_a_stage_and_the_last_stage_none_too_many(sizes: tuple[int, int]) -> None:
-    layers, stages = sizes
-    counts = layers_of_stages(layers, stages)
-    assert (len(counts), sum(counts)) == (stages, layers)
-    assert max(counts) - min(counts) <= 1
-    assert counts[-1] == min(counts)
