@@ -19,6 +19,7 @@ from npu_plugins.tensor_parallel.heads import Heads
 from npu_plugins.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from npu_plugins.tensor_parallel.merged import SharedColumnParallelLinear
 from npu_plugins.tensor_parallel.replacements import (
+    ExpertsHooks,
     GradientSum,
     HiddenParallelEmbedding,
     ScaledVocabParallelEmbedding,
@@ -67,6 +68,24 @@ class Conversion:
                 "style"
             )
         return STYLES[style](self, Target(name, module, style, heads))
+
+    def convert_parameter(self, name: str, parameter: nn.Parameter, style: str) -> nn.Parameter:
+        """Return what a single parameter, such as the stacked matrices of all experts, becomes on this rank.
+
+        Raises:
+            TensorParallelError: the style is unknown for a parameter, or cannot divide this one.
+        """
+        if style not in PARAMETER_STYLES:
+            raise TensorParallelError(
+                f"{name}: style {style!r} is none that shard_model divides single parameters by "
+                f"({', '.join(PARAMETER_STYLES)}); leave it out of plan=… with its module, to keep both whole"
+            )
+        from_end, count = PARAMETER_STYLES[style]
+        dim = max(0, parameter.dim() - from_end)
+        length, size = parameter.size(dim), self.group.size()
+        parts = (length // count,) * count if count > 1 else ()
+        divide(name, f"a part of its dim {dim}, of length", length // count, size)
+        return self.cut(name, parameter, Shard(dim, self.group.rank(), size, length, parts))
 
     def cut(self, name: str, parameter: nn.Parameter, shard: Shard, transposed: bool = False) -> nn.Parameter:
         """Return this rank's part of a full parameter; a tied one is cut once and stays tied."""
@@ -279,7 +298,7 @@ def _embedding_colwise(conversion: Conversion, target: Target) -> nn.Module:
 
 
 def _replicated_with_grad_allreduce(conversion: Conversion, target: Target) -> nn.Module:
-    for parameter in target.module.parameters(recurse=False):
+    for parameter in [] if conversion.dry else target.module.parameters(recurse=False):
         GradientSum(conversion.group).attach(parameter)
     return target.module
 
@@ -291,13 +310,21 @@ def _mla_kv_a_proj(conversion: Conversion, target: Target) -> nn.Module:
             f"{target.name}: style {target.style!r} needs qk_rope_head_dim in the config, which "
             f"{type(conversion.config).__name__} lacks"
         )
-    target.module.register_forward_hook(SharedKeyHook(conversion.group, rotary_dim))
+    if not conversion.dry:
+        target.module.register_forward_hook(SharedKeyHook(conversion.group, rotary_dim))
     return target.module
 
 
 def _all_reduce(conversion: Conversion, target: Target) -> nn.Module:
     group = conversion.group
-    target.module.register_forward_hook(lambda module, args, output: reduce_from_region(output, group))
+    if not conversion.dry:
+        target.module.register_forward_hook(lambda module, args, output: reduce_from_region(output, group))
+    return target.module
+
+
+def _moe_tp_experts(conversion: Conversion, target: Target) -> nn.Module:
+    if not conversion.dry:
+        ExpertsHooks(conversion.group).attach(target.module)
     return target.module
 
 
@@ -319,9 +346,31 @@ STYLES: Mapping[str, Callable[[Conversion, Target], nn.Module]] = {
     "replicated_with_grad_allreduce": _replicated_with_grad_allreduce,
     "mla_kv_a_proj": _mla_kv_a_proj,
     "all_reduce": _all_reduce,
+    "moe_tp_experts": _moe_tp_experts,
+    "local_params": _replicate,
     "replicate": _replicate,
 }
 """Named as in transformers (`transformers.distributed.tensor_parallel`); `merged_qkv` is ours."""
 
-IN_PLACE = frozenset({"replicated_with_grad_allreduce", "mla_kv_a_proj", "all_reduce", "replicate"})
+IN_PLACE = frozenset(
+    {
+        "replicated_with_grad_allreduce",
+        "mla_kv_a_proj",
+        "all_reduce",
+        "moe_tp_experts",
+        "local_params",
+        "replicate",
+    }
+)
 """Styles that leave the module where it is."""
+
+OWNERS = ("moe_tp_experts", "local_params")
+"""Styles of modules whose parameters have styles of their own and whose forward pass takes parts."""
+
+PARAMETER_STYLES: Mapping[str, tuple[int, int]] = {
+    "colwise": (2, 1),
+    "rowwise": (1, 1),
+    "packed_colwise": (2, 2),
+    "packed_rowwise": (1, 2),
+}
+"""For a parameter `[…, out, in]`: the dim that is divided, counted from the end, and parts merged in it."""

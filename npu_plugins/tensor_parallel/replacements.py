@@ -10,7 +10,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from npu_plugins.tensor_parallel.collectives import all_reduced, copy_to_region, gather_from_region
+from npu_plugins.tensor_parallel.collectives import (
+    all_reduced,
+    copy_to_region,
+    gather_from_region,
+    reduce_from_region,
+)
 from npu_plugins.tensor_parallel.embedding import VocabParallelEmbedding
 from npu_plugins.tensor_parallel.groups import check_group_serves, divide
 from npu_plugins.tensor_parallel.linear import ColumnParallelLinear
@@ -113,6 +118,33 @@ class SharedKeyHook:
         """Return the output `[…, latent + rotary]`, f standing before the rotary part."""
         latent, rotary = output.split([output.size(-1) - self.rotary_dim, self.rotary_dim], -1)
         return torch.cat([latent, copy_to_region(rotary, self.group)], -1)
+
+
+class ExpertsHooks:
+    """f at the entry and g at the exit of a module whose experts' matrices are divided over the group.
+
+    Its inputs are, as in transformers, the tokens `[tokens, hidden]`, each one's experts, and their weights:
+    every rank computes its part of every expert, so that both tokens and weights get partial gradients.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    def attach(self, experts: nn.Module) -> None:
+        """Set the hooks."""
+        experts.register_forward_pre_hook(self._enter)
+        experts.register_forward_hook(self._leave)
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(
+            copy_to_region(arg, self.group)
+            if isinstance(arg, torch.Tensor) and arg.is_floating_point()
+            else arg
+            for arg in args
+        )
+
+    def _leave(self, module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return reduce_from_region(output, self.group)
 
 
 class AttentionStream:

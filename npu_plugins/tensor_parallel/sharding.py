@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from npu_plugins.comm import ProcessMesh, check_group_device
-from npu_plugins.tensor_parallel.conversion import IN_PLACE, Conversion
+from npu_plugins.tensor_parallel.conversion import IN_PLACE, OWNERS, Conversion
 from npu_plugins.tensor_parallel.deferred import WeightGradients
 from npu_plugins.tensor_parallel.errors import TensorParallelError
 from npu_plugins.tensor_parallel.heads import Heads
@@ -132,21 +132,29 @@ class _Job:
         )
         for name, style in self.styles.items():
             if name not in self.modules:
-                raise TensorParallelError(
-                    f"{name}: style {style!r} of a single parameter (here of shape "
-                    f"{list(self.model.get_parameter(name).shape)}) is not one that shard_model divides; "
-                    "pass plan=… without it and without the module that uses it to keep them whole"
-                )
+                self._replace_parameter(conversion, name, style)
+                continue
             heads = self.heads(name)
             if heads is not None and style not in IN_PLACE:
                 heads.check(name)
-            if dry and style in IN_PLACE and style in ("replicate", "replicated_with_grad_allreduce"):
-                continue
             made = conversion.convert(name, self.modules[name], style, heads)
             if not dry and made is not self.modules[name]:
                 parent, _, own = name.rpartition(".")
                 setattr(self.modules[parent], own, made)
                 self.modules[name] = made
+
+    def _replace_parameter(self, conversion: Conversion, name: str, style: str) -> None:
+        parent, _, own = name.rpartition(".")
+        owner = self.styles.get(parent)
+        if owner not in OWNERS:
+            raise TensorParallelError(
+                f"{name}: style {style!r} of a single parameter (of shape "
+                f"{list(self.model.get_parameter(name).shape)}) wants {parent} to have one of the styles "
+                f"{', '.join(OWNERS)}; name the module itself instead"
+            )
+        made = conversion.convert_parameter(name, self.model.get_parameter(name), style)
+        if not conversion.dry:
+            setattr(self.modules[parent], own, made)
 
     def check_ties(self) -> None:
         """Refuse a tied weight of which the plan divides one use only."""

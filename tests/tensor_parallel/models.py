@@ -54,6 +54,9 @@ class Case:
         return getattr(transformers, self.config_class)(**{**sizes, **self.changes})
 
 
+LISTED = 12
+"""How many of the cases are of the architectures promised; the others show further styles."""
+
 CASES = [
     Case("llama", "LlamaConfig"),
     Case("llama tied, biases, 2 kv heads", "LlamaConfig", {
@@ -69,6 +72,17 @@ CASES = [
     Case("phi3 tied", "Phi3Config", {"tie_word_embeddings": True}),
     Case("gpt2 (merged, tied, biases)", "GPT2Config"),
     Case("gpt2 untied", "GPT2Config", {"tie_word_embeddings": False, "n_inner": 64}),
+    Case("mixtral (experts)", "MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    Case("qwen3 moe, one dense layer", "Qwen3MoeConfig", {
+        "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "mlp_only_layers": [0],
+    }),
+    Case("olmo2 (gathered projections)", "Olmo2Config"),
+    Case("minicpm3 (latent attention)", "MiniCPM3Config", {
+        "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
+        "head_dim": 4,
+    }),
+    Case("granite", "GraniteConfig"),
 ]  # fmt: skip
 
 
@@ -76,8 +90,9 @@ def make_model(case: Case, dtype: torch.dtype = torch.float32, seed: int = 0) ->
     """The full model, every parameter random, so that no mistake hides behind zeros and ones."""
     from transformers import AutoModelForCausalLM
 
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}  # the others have no fp64
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(case.config(), dtype=dtype, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_config(case.config(), dtype=dtype, **eager)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
