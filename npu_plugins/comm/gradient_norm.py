@@ -28,17 +28,30 @@ def counts_here(parameter: torch.Tensor, mesh: ProcessMesh) -> bool:
 
 
 def count_once(parameters: Iterable[torch.nn.Parameter], mesh: ProcessMesh) -> None:
-    """Set marks so that DeepSpeed's own norms count every gradient of a pipeline once.
+    """Set marks so that DeepSpeed's own norms count every gradient once, where the mesh alone is not enough.
 
-    In fp32 DeepSpeed 0.19.8 counts a parameter where the rank within tp × pp is 0 or it carries a mark
-    (runtime/utils.py:394), so the replicated parameters of all stages but the first are left out. Here they
-    get the mark ``model_parallel`` on the one rank that counts them; its other norms, which ask for the rank
-    within tp, count that rank anyway. Without pipeline stages there is nothing to do. To be called after tied
-    parameters got their marks; calling it twice changes nothing.
+    Two of the norms of DeepSpeed 0.19.8 need them:
+
+    - fp32 at stage 0 counts a parameter where the rank within tp × pp is 0 or it carries a mark
+      (runtime/utils.py:394), so the replicated parameters of all stages but the first are left out. Here they
+      get the mark ``model_parallel`` on the one rank that counts them.
+    - bf16 and fp16 at stage 0, with any optimizer but FusedAdam, looks for the mark on the gradient
+      (runtime/fp16/unfused_optimizer.py:216), so divided parameters count on tp rank 0 only. A hook puts the
+      mark there when the gradient has been accumulated.
+
+    To be called after divided and tied parameters got their marks; calling it twice changes nothing.
     """
-    if mesh.rank("tp") == 0 and mesh.rank("pp") > 0:
-        for parameter in parameters:
+    later_stage = mesh.rank("tp") == 0 and mesh.rank("pp") > 0
+    for parameter in parameters:
+        if later_stage:
             parameter.model_parallel = counts_here(parameter, mesh)
+        if getattr(parameter, "tensor_model_parallel", False) and parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(_mark_gradient)
+
+
+def _mark_gradient(parameter: torch.Tensor) -> None:
+    if parameter.grad is not None:  # a hook before this one may have taken it away
+        parameter.grad.tensor_model_parallel = True
 
 
 def gradient_norm(

@@ -14,16 +14,16 @@ import torch
 from ds_configs.parallel import ParallelConfig
 from npu_plugins.comm.mpu import MegatronGetters
 from tests.accelerator.conftest import KeptWorld
-from tests.accelerator.reference import MICRO_BATCH, STEPS, batch, make_model
+from tests.accelerator.reference import MICRO_BATCH, batch, make_model
 
 DP = 2
 ACCUMULATION = 2
+STEPS = 5
 CLIP = 0.2
 LEARNING_RATES = {"SGD": 0.5, "AdamW": 1e-3}
-BOUND = 1e-5  # relative, of each step's loss and gradient norm in fp32
+BOUNDS = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}  # relative, of each step's loss and gradient norm
 
-# Asked only of what an engine makes itself (a pipeline's grid, Ulysses' state), never of a user's mpu, or only
-# after asking whether it is there.
+# Getters of Ulysses, which DeepSpeed asks for only after seeing that they are there.
 NOT_ASKED_OF_AN_MPU = {"initialize_sequence_parallel"} | {
     f"get_sequence_{kind}parallel_{what}"
     for kind in ("", "data_")
@@ -70,8 +70,9 @@ def reference(optimizer_name: str, clip: float) -> tuple[list[float], list[float
     return losses, norms
 
 
-def ds_config(stage: int, clip: float, **zero: Any) -> dict[str, Any]:
+def ds_config(stage: int, clip: float, precision: str = "fp32", **zero: Any) -> dict[str, Any]:
     """A DeepSpeed configuration whose batch triple is complete and consistent for dp 2 only."""
+    halves = {"bf16": {"enabled": True}, "fp16": {"enabled": True, "loss_scale": 128.0}}
     return {
         "train_batch_size": MICRO_BATCH * ACCUMULATION * DP,
         "train_micro_batch_size_per_gpu": MICRO_BATCH,
@@ -80,6 +81,7 @@ def ds_config(stage: int, clip: float, **zero: Any) -> dict[str, Any]:
         "zero_optimization": {"stage": stage, **zero},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
+        **({} if precision == "fp32" else {precision: halves[precision]}),
     }
 
 
@@ -87,13 +89,14 @@ def train(config: dict[str, Any], degrees: ParallelConfig, optimizer_name: str) 
     """On a rank: train the divided model under DeepSpeed."""
     import deepspeed
 
-    from npu_plugins.comm import ProcessMesh, broadcast_batch, check_same_batch
+    from npu_plugins.comm import ProcessMesh, broadcast_batch, check_same_batch, count_once
     from tests.comm.divided_model import make_divided
 
     deepspeed.init_distributed("hccl")
     mesh = ProcessMesh.create(degrees)
     model = make_divided(mesh)
-    optimizer = optimizer_of(model.parameters(), optimizer_name)
+    count_once(model.parameters(), mesh)
+    optimizer = None if "optimizer" in config else optimizer_of(model.parameters(), optimizer_name)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=mesh)
     losses, norms = [], []
     for step in range(STEPS):
@@ -121,7 +124,7 @@ def train(config: dict[str, Any], degrees: ParallelConfig, optimizer_name: str) 
     return report
 
 
-def compare(reports: list[dict[str, Any]], optimizer_name: str, clip: float) -> None:
+def compare(reports: list[dict[str, Any]], optimizer_name: str, clip: float, precision: str = "fp32") -> None:
     """Assert that all ranks agree, and that they trained like one process."""
     for report in reports:
         assert report["train batch"] == MICRO_BATCH * ACCUMULATION * DP
@@ -134,32 +137,49 @@ def compare(reports: list[dict[str, Any]], optimizer_name: str, clip: float) -> 
         )
     losses, norms = reference(optimizer_name, clip)
     mean = [sum(step) / DP for step in zip(*(report["losses"] for report in first), strict=True)]
-    assert mean == pytest.approx(losses, rel=BOUND)
+    assert mean == pytest.approx(losses, rel=BOUNDS[precision])
     assert losses[-1] < losses[0] - 0.05, "the reference itself learns nothing"
     if clip:
         assert min(norms) > clip, "every step is clipped"
     for found, wanted in zip(first[0]["norms"], norms, strict=True):
-        assert found is None or found == pytest.approx(wanted, rel=BOUND)
+        assert found is None or found == pytest.approx(wanted, rel=BOUNDS[precision])
 
 
-@pytest.mark.parametrize("clip", [0.0, CLIP], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_zero_over_a_divided_model(four_ranks: KeptWorld, stage: int, clip: float) -> None:
+def test_zero_over_a_divided_model(four_ranks: KeptWorld, stage: int) -> None:
     """With SGD a wrong norm changes the step in proportion; Adam would hide a constant factor."""
-    reports = four_ranks.run(train, ds_config(stage, clip), ParallelConfig(tp=2, dp=DP), "SGD")
-    compare(reports, "SGD", clip)
+    reports = four_ranks.run(train, ds_config(stage, CLIP), ParallelConfig(tp=2, dp=DP), "SGD")
+    compare(reports, "SGD", CLIP)
     if stage:
         assert None not in reports[0]["norms"]
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_adamw_over_a_divided_model(four_ranks: KeptWorld, stage: int) -> None:
-    reports = four_ranks.run(train, ds_config(stage, CLIP), ParallelConfig(tp=2, dp=DP), "AdamW")
-    compare(reports, "AdamW", CLIP)
+def test_without_clipping(four_ranks: KeptWorld) -> None:
+    reports = four_ranks.run(train, ds_config(3, 0.0), ParallelConfig(tp=2, dp=DP), "AdamW")
+    compare(reports, "AdamW", 0.0)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [2, 3])
 def test_optimizer_on_the_host(four_ranks: KeptWorld, stage: int) -> None:
     """Offload takes the norm on another path of DeepSpeed's."""
     config = ds_config(stage, CLIP, offload_optimizer={"device": "cpu"})
     compare(four_ranks.run(train, config, ParallelConfig(tp=2, dp=DP), "SGD"), "SGD", CLIP)
+
+
+@pytest.mark.parametrize(("stage", "precision"), [(0, "bf16"), (1, "bf16"), (3, "fp16")])
+def test_half_precision(four_ranks: KeptWorld, stage: int, precision: str) -> None:
+    """Stage 0 is not tried in fp16: DeepSpeed 0.19.8 divides gradients there by a loss scale that it never
+    multiplied the loss by (runtime/engine.py:3417), whether the model is divided or not."""
+    config = ds_config(stage, CLIP, precision)
+    config["optimizer"] = {"type": "AdamW", "params": {"lr": LEARNING_RATES["AdamW"], "weight_decay": 0.01}}
+    reports = four_ranks.run(train, config, ParallelConfig(tp=2, dp=DP), "FusedAdam")
+    compare(reports, "AdamW", CLIP, precision)
+    assert None not in reports[0]["norms"]
+
+
+def test_half_precision_with_an_optimizer_of_torch(four_ranks: KeptWorld) -> None:
+    """At stage 0 DeepSpeed looks for the mark of a divided parameter on its gradient: see count_once."""
+    config = ds_config(0, CLIP, "bf16")
+    reports = four_ranks.run(train, config, ParallelConfig(tp=2, dp=DP), "SGD")
+    compare(reports, "SGD", CLIP, "bf16")
+    assert None not in reports[0]["norms"]
