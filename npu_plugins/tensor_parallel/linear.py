@@ -87,7 +87,14 @@ class ParallelLinear(nn.Module):
             elif self.bias is not None:
                 nn.init.zeros_(self.bias)
 
-    def _check_input(self, x: torch.Tensor, features: int) -> None:
+    def _admit(
+        self, x: torch.Tensor, features: int, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Check the input; return all three as autocast makes the arguments of torch.nn.functional.linear.
+
+        Raises:
+            TensorParallelError: the input's last dim is not `features`, or no device of the group's.
+        """
         kind = x.device.type
         if x.size(-1) != features:
             raise TensorParallelError(
@@ -96,14 +103,11 @@ class ParallelLinear(nn.Module):
         if kind != self._served:
             check_group_serves(str(self), self.group, x.device)
             self._served = kind
-
-    def _cast(self, x: torch.Tensor, *tensors: torch.Tensor | None) -> list[Any]:
-        """What autocast would make of the arguments of torch.nn.functional.linear."""
-        kind = x.device.type
-        if not torch.is_autocast_enabled(kind):
-            return [x, *tensors]
-        dtype = torch.get_autocast_dtype(kind)
-        return [None if tensor is None else tensor.to(dtype) for tensor in (x, *tensors)]
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            x, weight = x.to(dtype), weight.to(dtype)
+            bias = None if bias is None else bias.to(dtype)
+        return x, weight, bias
 
     def extra_repr(self) -> str:
         """Sizes, as torch.nn.Linear shows them, and how they are divided."""
@@ -206,8 +210,8 @@ class ColumnParallelLinear(ParallelLinear):
         Raises:
             TensorParallelError: the input's last dim is wrong, or its device is none the group serves.
         """
-        self._check_input(x, self.in_features)
-        x, weight, bias = self._cast(x, self.weight, None if self.skip_bias_add else self.bias)
+        bias = None if self.skip_bias_add else self.bias
+        x, weight, bias = self._admit(x, self.in_features, self.weight, bias)
         group = self.group if self.reduce_input_gradient else None
         setting = Setting(group, self.sequence_parallel, self.weight_gradients)
         y = ColumnMatmul.apply(x, weight, bias, setting)
@@ -273,11 +277,11 @@ class RowParallelLinear(ParallelLinear):
         Raises:
             TensorParallelError: a dim of the input is wrong, or its device is none the group serves.
         """
-        local = self.in_features // self.tp_size
-        self._check_input(x, local if self.input_is_parallel else self.in_features)
+        features = self.in_features // self.tp_size if self.input_is_parallel else self.in_features
+        bias = None if self.skip_bias_add else self.bias
+        x, weight, bias = self._admit(x, features, self.weight, bias)
         if not self.input_is_parallel:
             x = scatter_to_region(x, self.group, -1)
-        x, weight, bias = self._cast(x, self.weight, None if self.skip_bias_add else self.bias)
         setting = Setting(self.group, self.sequence_parallel, self.weight_gradients)
         y = RowMatmul.apply(x, weight, bias, setting)
         if not self.skip_bias_add:

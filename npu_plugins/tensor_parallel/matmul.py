@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +32,17 @@ class Setting(NamedTuple):
     store: WeightGradients | None
 
 
+def first_order(backward: Callable[..., Grads]) -> Callable[..., Grads]:
+    """once_differentiable, which takes as long as a view or two, for those passes alone that may need it."""
+    guarded = once_differentiable(backward)
+
+    @functools.wraps(backward)
+    def run(ctx: Any, dy: torch.Tensor) -> Grads:
+        return guarded(ctx, dy) if torch.is_grad_enabled() else backward(ctx, dy)
+
+    return run
+
+
 class ColumnMatmul(Function):
     """y = x Wᵀ + b with the rows of W (the columns of Wᵀ) divided over the group.
 
@@ -48,7 +61,7 @@ class ColumnMatmul(Function):
         return F.linear(x, weight, bias)  # [seq, batch, in] × [in, out/tp] → [seq, batch, out/tp]
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dy: torch.Tensor) -> Grads:
         x, weight = ctx.saved_tensors
         needs_dx, needs_dw, needs_db, _ = ctx.needs_input_grad
@@ -103,7 +116,7 @@ class RowMatmul(Function):
         return y if bias is None else y.add_(bias)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dy: torch.Tensor) -> Grads:
         x, weight = ctx.saved_tensors
         needs_dx, needs_dw, needs_db, _ = ctx.needs_input_grad

@@ -103,11 +103,10 @@ class SharedColumnParallelLinear(ParallelLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[seq, batch, in]` → `[seq, batch, out/units]`, the output of the rank's unit."""
-        self._check_input(x, self.in_features)
-        used = [
+        weight, bias = (
             None if p is None else _Rows.apply(p, self.rows, self.group) for p in (self.weight, self.bias)
-        ]
-        x, weight, bias = self._cast(x, *used)
+        )
+        x, weight, bias = self._admit(x, self.in_features, weight, bias)
         group = self.group if self.reduce_input_gradient else None
         setting = Setting(group, self.sequence_parallel, self.weight_gradients)
         return ColumnMatmul.apply(x, weight, bias, setting)
