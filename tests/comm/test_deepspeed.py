@@ -98,6 +98,7 @@ def train(config: dict[str, Any], degrees: ParallelConfig, optimizer_name: str) 
     count_once(model.parameters(), mesh)
     optimizer = None if "optimizer" in config else optimizer_of(model.parameters(), optimizer_name)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=mesh)
+    sampler = engine.deepspeed_io([0] * 8).data_sampler
     losses, norms = [], []
     for step in range(STEPS):
         total = 0.0
@@ -118,6 +119,7 @@ def train(config: dict[str, Any], degrees: ParallelConfig, optimizer_name: str) 
         "train batch": engine.train_batch_size(),
         "dp": engine.dp_world_size,
         "mp rank": engine.checkpoint_mp_rank,
+        "samples of": (sampler.rank, sampler.num_replicas),
     }
     engine.destroy()
     mesh.destroy()
@@ -129,6 +131,7 @@ def compare(reports: list[dict[str, Any]], optimizer_name: str, clip: float, pre
     for report in reports:
         assert report["train batch"] == MICRO_BATCH * ACCUMULATION * DP
         assert report["dp"] == DP and report["mp rank"] == report["place"]["tp"]
+        assert report["samples of"] == (report["place"]["dp"], DP), "DeepSpeed's own loader goes by dp"
     first = [report for report in reports if report["place"]["tp"] == 0]
     for report in reports:
         peer = first[report["place"]["dp"]]
@@ -183,3 +186,51 @@ def test_half_precision_with_an_optimizer_of_torch(four_ranks: KeptWorld) -> Non
     reports = four_ranks.run(train, config, ParallelConfig(tp=2, dp=DP), "SGD")
     compare(reports, "SGD", CLIP, "bf16")
     assert None not in reports[0]["norms"]
+
+
+def interrupt(config: dict[str, Any], folder: str) -> list[list[float]]:
+    """On a rank: losses after a checkpoint, without and with an interruption."""
+    import deepspeed
+
+    from npu_plugins.comm import ProcessMesh
+    from tests.comm.divided_model import make_divided
+
+    deepspeed.init_distributed("hccl")
+    mesh = ProcessMesh.create(ParallelConfig(tp=2, dp=DP))
+
+    def start() -> Any:
+        model = make_divided(mesh)
+        optimizer = optimizer_of(model.parameters(), "AdamW")
+        return deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=mesh)[0]
+
+    def losses(engine: Any, steps: range) -> list[float]:
+        found = []
+        for step in steps:
+            for tokens in micro_batches(step, mesh.rank("dp")):
+                loss = engine(tokens.to(mesh.device))
+                engine.backward(loss)
+                engine.step()
+                found.append(loss.item())
+        return found
+
+    engine = start()
+    losses(engine, range(2))
+    engine.save_checkpoint(folder, tag="two")
+    expected = losses(engine, range(2, 4))
+    engine.destroy()
+    engine = start()
+    assert engine.load_checkpoint(folder, tag="two")[0] is not None
+    resumed = losses(engine, range(2, 4))
+    engine.destroy()
+    mesh.destroy()
+    return [expected, resumed]
+
+
+def test_a_run_resumes_from_its_checkpoint(four_ranks: KeptWorld, tmp_path: Path) -> None:
+    """Every tp rank writes its own files: mp_rank_00 and mp_rank_01."""
+    for expected, resumed in four_ranks.run(interrupt, ds_config(3, CLIP), str(tmp_path)):
+        assert resumed == expected
+    names = {path.name for path in (tmp_path / "two").iterdir()}
+    assert {
+        f"zero_pp_rank_{dp}_mp_rank_{tp:02}_model_states.pt" for dp in range(DP) for tp in (0, 1)
+    } <= names
