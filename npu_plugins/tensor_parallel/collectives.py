@@ -255,4 +255,5 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter], group: dist.ProcessG
                 "each parameter once"
             )
         parameter.sums_gradients = True
-        parameter.register_hook(lambda grad: all_reduced(grad, group))
+        # None: the weight gradient of a layer that defers it, which comes later and passes here again.
+        parameter.register_hook(lambda grad: None if grad is None else all_reduced(grad, group))

@@ -30,7 +30,9 @@ class WeightGradients:
     store.run(stage, micro_batch)   # W
     store.check_done()              # before the optimizer's step
     ```
-    Outside `at` the layers do their whole backward pass at once, as without a store.
+    Outside `at` the layers do their whole backward pass at once, as without a store. Hooks on a parameter
+    fire when W delivers its gradient. Autograd calls them in I as well, without a gradient: one on the
+    gradient gets None, one after its accumulation finds `.grad` as it was.
     """
 
     def __init__(self) -> None:
@@ -116,7 +118,8 @@ class WeightGradients:
         Raises:
             TensorParallelError: the optimizer reduces gradients before W has run.
         """
-        if getattr(optimizer, "partition_gradients", False):
+        stage_3 = hasattr(optimizer, "parameter_offload")  # DeepSpeed 0.19.8 marks its optimizers no better
+        if stage_3 or getattr(optimizer, "partition_gradients", False):
             raise TensorParallelError(
                 "WeightGradients: ZeRO-2 and ZeRO-3 reduce and free each gradient as soon as it is computed, "
                 "before a deferred weight gradient has run; use ZeRO stage 0 or 1"
