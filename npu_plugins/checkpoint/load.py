@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from npu_plugins.checkpoint.errors import CheckpointError
@@ -53,8 +54,10 @@ def load_sharded(
     model = _without_weights(config, model_class, dtype or files.dtype())
     names = stored_names(model, files)
     _check_shapes(model, files, names)
+    tied = _tied(model)
     shard_model(model, mesh, **shard_options)
     _materialize(model, mesh.device, files, names)
+    _check_ties(model, mesh, files, names, tied)
     return model.eval()
 
 
@@ -141,6 +144,28 @@ def _check_shapes(model: nn.Module, files: CheckpointFiles, names: dict[str, str
             raise CheckpointError(
                 f"{stored.name} in {stored.file} has shape {list(stored.shape)}, but {name} of "
                 f"{type(model).__name__} has {list(parameter.shape)}; is config.json of the same model?"
+            )
+
+
+def _check_ties(
+    model: nn.Module,
+    mesh: ProcessMesh,
+    files: CheckpointFiles,
+    names: dict[str, str],
+    tied: dict[str, list[str]],
+) -> None:
+    """Refuse a checkpoint that stores a tied weight twice, with different values (a collective)."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    twice = [(n, o) for n, others in tied.items() for o in others if n < o and n in names and o in names]
+    for name, other in twice:
+        again = _read_parameter(parameters[name], torch.device("cpu"), files, names[name])
+        differ = torch.tensor(float(not torch.equal(again, parameters[name].cpu())), device=mesh.device)
+        if mesh.group("tp") is not None:  # the difference may be in one rank's part
+            dist.all_reduce(differ, op=dist.ReduceOp.MAX, group=mesh.group("tp"))
+        if differ.item():
+            raise CheckpointError(
+                f"{name} and {other} are tied in {type(model).__name__}, but {files.directory} stores both "
+                "and they differ; set tie_word_embeddings to false in its config.json, or remove one"
             )
 
 

@@ -87,12 +87,11 @@ def _to_save(model: nn.Module, mesh: ProcessMesh) -> dict[str, torch.Tensor]:
         )
     tensors: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
-    parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, value in model.state_dict(keep_vars=True).items():
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if name in parameters and hasattr(value, "ds_tensor"):
+        if value.numel() == 0 and getattr(value, "ds_numel", 0):  # as DeepSpeed leaves it
             raise CheckpointError(
                 f"{name} is divided by ZeRO-3 besides, so that no rank has a whole shard of it; save within "
                 "deepspeed.zero.GatheredParameters(list(model.parameters()))"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-
 from npu_plugins.checkpoint import load_sharded
 from tests.checkpoint.test_round_trip import shared_folder
 from tests.harness.fixtures import on_ranks

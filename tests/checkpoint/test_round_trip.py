@@ -10,7 +10,7 @@ import torch
 
 from npu_plugins.checkpoint import load_sharded, save_hf
 from tests.harness.fixtures import on_ranks
-from tests.tensor_parallel.models import CASES, batch, make_model
+from tests.tensor_parallel.models import CASES, PRELOAD, batch, make_model
 from tests.tensor_parallel.test_sharding import make_mesh
 
 
@@ -77,11 +77,11 @@ def check_plain(directory: Path, whole: Any, name: str) -> None:
         assert torch.equal(found[key], value), (name, key)
 
 
-@on_ranks(2, timeout=120)
+@on_ranks(2, timeout=120, preload=PRELOAD)
 def test_every_architecture_on_2_npus() -> None:
     round_trips(2, torch.float32)
 
 
-@on_ranks(4, backend="gloo", timeout=120)
+@on_ranks(4, backend="gloo", timeout=120, preload=PRELOAD)
 def test_every_architecture_on_4_ranks_in_bf16() -> None:
     round_trips(4, torch.bfloat16)

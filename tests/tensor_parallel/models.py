@@ -54,6 +54,9 @@ class Case:
         return getattr(transformers, self.config_class)(**{**sizes, **self.changes})
 
 
+PRELOAD = ("accelerate", "tests.tensor_parallel.modeling")
+"""What every rank needs, imported once: half a second a model family."""
+
 LISTED = 12
 """How many of the cases are of the architectures promised; the others show further styles."""
 

@@ -10,7 +10,7 @@ import torch
 from npu_plugins.tensor_parallel.shard import gather_full, shard_of
 from npu_plugins.tensor_parallel.sharding import shard_model
 from tests.harness.fixtures import on_ranks
-from tests.tensor_parallel.models import CASES, Case, make_model, train, worst_difference
+from tests.tensor_parallel.models import CASES, PRELOAD, Case, make_model, train, worst_difference
 
 
 def make_mesh(tp: int, dp: int = 1) -> Any:
@@ -54,16 +54,16 @@ def check_all(tp: int, dtype: torch.dtype, bound: float, **options: Any) -> None
 
 
 # transformers computes norms, rotary angles and attention's softmax in fp32 whatever the weights are.
-@on_ranks(4, backend="gloo", timeout=120)
+@on_ranks(4, backend="gloo", timeout=120, preload=PRELOAD)
 def test_three_steps_equal_the_whole_model_on_4_ranks() -> None:
     check_all(4, torch.float64, 1e-6)
 
 
-@on_ranks(2, backend="gloo", timeout=120)
+@on_ranks(2, backend="gloo", timeout=120, preload=PRELOAD)
 def test_three_steps_equal_the_whole_model_with_divided_logits() -> None:
     check_all(2, torch.float64, 1e-6, gather_logits=False)
 
 
-@on_ranks(2, timeout=120)
+@on_ranks(2, timeout=120, preload=PRELOAD)
 def test_three_steps_equal_the_whole_model_on_npus() -> None:
     check_all(2, torch.float32, 5e-6)

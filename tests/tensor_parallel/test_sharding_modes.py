@@ -11,7 +11,7 @@ import torch.distributed as dist
 from npu_plugins.comm import gradient_norm
 from npu_plugins.tensor_parallel.sharding import shard_model
 from tests.harness.fixtures import on_ranks
-from tests.tensor_parallel.models import CASES, Case, batch, make_model, worst_difference
+from tests.tensor_parallel.models import CASES, PRELOAD, Case, batch, make_model, worst_difference
 from tests.tensor_parallel.test_sharding import as_stored, compare_training, make_mesh
 
 QWEN3 = next(case for case in CASES if case.name.startswith("qwen3"))
@@ -122,14 +122,14 @@ CHECKS = (
 )
 
 
-@on_ranks(4, backend="gloo", timeout=120)
+@on_ranks(4, backend="gloo", timeout=120, preload=PRELOAD)
 def test_training_runs_on_4_ranks() -> None:
     mesh = make_mesh(4)
     for check in CHECKS:
         check(mesh)
 
 
-@on_ranks(2, timeout=120)
+@on_ranks(2, timeout=120, preload=PRELOAD)
 def test_training_runs_on_npus() -> None:
     mesh = make_mesh(2)
     for check in CHECKS:
