@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ds_configs.documents import Document, Edit, Member, Node, delete_member
-from ds_configs.lint.finding import BOTH, Finding, Severity, codes
+from ds_configs.documents import Document, Edit, Member, Node, delete_member, insert_member, replace_value
+from ds_configs.lint.finding import BOTH, DEEPSPEED, Finding, Severity, codes
 from ds_configs.schema import Schema
 from ds_configs.schema.lax import truth_of
 
@@ -104,6 +104,11 @@ class Context:
         return int(stage) if stage in (0, 1, 2, 3) else 0
 
     @property
+    def takes_auto(self) -> bool:
+        """Whether a mend may write "auto": DeepSpeed by itself refuses it."""
+        return DEEPSPEED not in self.target
+
+    @property
     def stage_known(self) -> bool:
         """Whether the file itself says the stage: accelerate fills "auto" with 2, and 5 is none."""
         written = self.get(("zero_optimization", "stage"), 0)
@@ -120,6 +125,13 @@ class Context:
         node = parent.node if isinstance(parent, Member) else parent
         index = None if node is None else node.index(path[-1])
         return () if node is None or index is None else delete_member(self.document.text, node, index)
+
+    def put(self, path: Path, value: Any) -> tuple[Edit, ...]:
+        """Return the edits that give the key at ``path`` a value, () if there is no object to hold it."""
+        member, node = self.member(path), self.object_at(path[:-1])
+        if member is not None:
+            return replace_value(member.node, value)
+        return () if node is None else insert_member(self.document.text, node, path[-1], value)
 
     def object_at(self, path: Path) -> Node | None:
         """Return the object at ``path`` (``()``: the root), or None."""

@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path as File
 from typing import Any
 
-from ds_configs.documents import insert_member, replace_value
 from ds_configs.lint.context import Context
 from ds_configs.lint.finding import Finding
 from ds_configs.lint.rules.conflicts import ZERO, half
@@ -54,16 +53,11 @@ def _overlap(context: Context) -> Iterator[Finding]:
     if context.stage == 0 or (member is not None and not context.flag(path, context.stage == 3)):
         return
     if member is not None and context.flag(path):
-        edits = replace_value(member.node, False)
+        edits = context.put(path, False)
         yield context.finding(
             "DSC801", path, "overlap_comm is true", "write false", on_value=True, edits=edits
         )
     elif context.stage == 3 and context.stage_known:
-        node = context.object_at((ZERO,))
-        edits = (
-            ()
-            if node is None or member is not None
-            else insert_member(context.document.text, node, "overlap_comm", False)
-        )
+        edits = context.put(path, False)
         reason = "overlap_comm is left out, and stage 3 then turns it on"
         yield context.finding("DSC801", path, reason, 'write "overlap_comm": false', edits=edits)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ds_configs.documents import Edit, insert_member
+from ds_configs.documents import Edit
 from ds_configs.lint.context import AUTO, Context, is_finite
-from ds_configs.lint.finding import BOTH, DEEPSPEED, HF, Finding
+from ds_configs.lint.finding import BOTH, HF, Finding
 
 TRAIN, MICRO, STEPS = (
     ("train_batch_size",),
@@ -80,11 +80,11 @@ def check(context: Context) -> Iterator[Finding]:
 
 def _none_given(context: Context) -> Finding:
     mend = "add train_micro_batch_size_per_gpu, as large as fits"
-    if HF in context.target and DEEPSPEED not in context.target:
+    if context.takes_auto:
         mend = 'add "train_micro_batch_size_per_gpu": "auto"'
-        edits = insert_member(context.document.text, context.root, MICRO[0], AUTO)
+        edits = context.put(MICRO, AUTO)
         return context.finding("DSC301", (), "the file gives no batch size", mend, edits=edits)
-    edits = insert_member(context.document.text, context.root, MICRO[0], 1)
+    edits = context.put(MICRO, 1)
     return context.finding("DSC301", (), "the file gives no batch size", mend, edits=edits, safe=False)
 
 
@@ -146,9 +146,11 @@ def _repair(context: Context, triple: Triple, ranks: int | None) -> tuple[str, t
     The global batch decides the training, so it stays. DeepSpeed derives the accumulation steps that fit it
     on any number of ranks if they are left out; under HF, which writes 1 for them then, HF must compute.
     """
-    if DEEPSPEED not in context.target:
-        return 'write "auto" for train_batch_size, so that HF computes it', _auto_edits(context, TRAIN), True
+    if context.takes_auto:
+        return 'write "auto" for train_batch_size, so that HF computes it', context.put(TRAIN, AUTO), True
     without = Triple(triple.train, triple.micro, None)
+    if HF in context.target:
+        return "choose sizes that multiply out", (), False
     if triple.steps is not None and triple.micro is not None and without.holds(ranks or 1):
         return "delete gradient_accumulation_steps: DeepSpeed derives it", context.delete(STEPS), True
     return "choose sizes that multiply out", (), False
@@ -160,17 +162,15 @@ def _under_hf(context: Context, triple: Triple, ranks: int | None) -> Finding:
         "gradient_accumulation_steps is left out, accelerate writes 1 for it, and then train_batch_size "
         f"{_n(triple.train)} is not {_n(triple.micro)} × 1 on {on}"
     )
+    if not context.takes_auto:
+        mend = "write gradient_accumulation_steps, so that the three multiply out"
+        return context.finding("DSC303", _at(context), reason, mend, loaders=(HF,), on_value=True)
     mend = 'write "auto" for train_batch_size, and for gradient_accumulation_steps'
     edits = (
-        *_auto_edits(context, TRAIN),
-        *insert_member(context.document.text, context.root, STEPS[0], AUTO),
+        *context.put(TRAIN, AUTO),
+        *context.put(STEPS, AUTO),
     )
     return context.finding("DSC303", _at(context), reason, mend, edits=edits, loaders=(HF,), on_value=True)
-
-
-def _auto_edits(context: Context, path: tuple[str, ...]) -> tuple[Edit, ...]:
-    member = context.member(path)
-    return () if member is None else (Edit(member.node.start, member.node.end, f'"{AUTO}"'),)
 
 
 def _fixed(

@@ -11,7 +11,7 @@ from typing import Any
 
 from ds_configs.documents import Edit, insert_member, rename_key, replace_value
 from ds_configs.lint.context import AUTO, Context, Path, is_finite
-from ds_configs.lint.finding import DEEPSPEED, Finding
+from ds_configs.lint.finding import Finding
 from ds_configs.lint.rules.conflicts import half
 from ds_configs.schema import Key
 from ds_configs.schema.document import PICKED
@@ -36,6 +36,7 @@ def check(context: Context) -> Iterator[Finding]:
     if context.stage and context.flag(path):
         reason = "legacy_stage1 is refused since DeepSpeed 0.5.9"
         yield context.finding("DSC611", path, reason, "delete the key", edits=context.delete(path))
+    yield from _muon(context)
     yield from _dtypes(context)
 
 
@@ -53,7 +54,7 @@ def _optimizer(context: Context) -> Iterator[Finding]:
     ):
         reason = f"ZeRO takes {kind} only with zero_allow_untested_optimizer"
         mend = 'add "zero_allow_untested_optimizer": true, or take AdamW'
-        edits = _allow(context)
+        edits = context.put(("zero_allow_untested_optimizer",), True)
         yield context.finding(
             "DSC602", ("optimizer", "type"), reason, mend, on_value=True, edits=edits, safe=False
         )
@@ -74,19 +75,24 @@ def _optimizer(context: Context) -> Iterator[Finding]:
         yield context.finding("DSC608", ("fp16", "loss_scale"), reason, "write 0", on_value=True)
 
 
+def _muon(context: Context) -> Iterator[Finding]:
+    """Stage 3 orthogonalizes whole gradients (runtime/zero/stage3.py), so they must not be scattered."""
+    kind = context.get(("optimizer", "type"))
+    path: Path = ("zero_optimization", "reduce_scatter")
+    if not isinstance(kind, str) or kind.lower() != "muon" or not context.since("0.19"):
+        return
+    if context.stage == 3 and context.flag(path, True):
+        edits = context.put(path, False)
+        reason = "Muon at stage 3 refuses reduce_scatter, which is true unless it is set to false"
+        yield context.finding("DSC611", path, reason, 'write "reduce_scatter": false', edits=edits)
+
+
 def _is_deepspeeds(context: Context, kind: str) -> bool:
     """Whether this DeepSpeed version builds the optimizer itself."""
     table = _table()["optimizers"]
     since, until = table["since"].get(kind), table["until"].get(kind)
     there = (since is None or context.since(since)) and (until is None or not context.since(until))
     return kind in table["deepspeed"] and there
-
-
-def _allow(context: Context) -> tuple[Edit, ...]:
-    member = context.member(("zero_allow_untested_optimizer",))
-    if member is not None:
-        return replace_value(member.node, True)
-    return insert_member(context.document.text, context.root, "zero_allow_untested_optimizer", True)
 
 
 def _unknown(context: Context, block: str, kind: str, known: list[str]) -> Finding:
@@ -129,6 +135,7 @@ def _scheduler(context: Context) -> Iterator[Finding]:
         edits = () if node is None or written else insert_member(context.document.text, node, "params", {})
         reason = "scheduler has no params, and DeepSpeed unpacks them unasked"
         yield context.finding("DSC605", ("scheduler", "type"), reason, 'add "params": {}', edits=edits)
+    yield from _torch_needs(context, kind)
     path = ("scheduler", "params", "warmup_num_steps")
     steps = context.get(path)
     if kind in table["warmup"] and is_finite(steps) and (not isinstance(steps, int) or steps <= 0):
@@ -136,11 +143,22 @@ def _scheduler(context: Context) -> Iterator[Finding]:
         member = context.member(path)
         edits = replace_value(member.node, whole) if member and whole else ()
         reason = f"warmup_num_steps is {steps!r}"
-        if member and DEEPSPEED not in context.target:  # HF compares it with at least 1, so it never matches
+        if member and context.takes_auto:  # HF compares it with at least 1, so it never matches
             whole, edits = AUTO, replace_value(member.node, AUTO)
         yield context.finding(
             "DSC607", path, reason, f"write {whole or 'a whole number above 0'}", on_value=True, edits=edits
         )
+
+
+def _torch_needs(context: Context, kind: str) -> Iterator[Finding]:
+    """Yield what torch's scheduler ``kind`` cannot be built without."""
+    given = context.block(("scheduler", "params"))
+    for name in _table()["needs"].get(kind, ()):
+        if name not in given:
+            mend = f"add {name} to scheduler.params"
+            if name in _table()["objects"]:
+                mend = "take another scheduler, or build this one in the program: no file can hold that"
+            yield context.finding("DSC605", ("scheduler", "params"), f"torch's {kind} needs {name}", mend)
 
 
 def _parameters(context: Context, block: str) -> Iterator[Finding]:
@@ -190,6 +208,22 @@ def _ranges(context: Context) -> Iterator[Finding]:
     if betas not in (None, AUTO) and not pair:
         reason = f"betas is {json.dumps(betas)}, not two numbers from 0 to below 1"
         yield context.finding("DSC614", path, reason, "write [0.9, 0.999] or such", on_value=True)
+    elif (
+        pair
+        and context.flag(("optimizer", "params", "torch_adam"))
+        and not all(isinstance(beta, float) for beta in betas)
+    ):
+        reason = f"betas is {json.dumps(betas)}, and torch's Adam takes two fractions or none"
+        member, fractions = context.member(path), [float(beta) for beta in betas]
+        edits = replace_value(member.node, fractions) if member else ()
+        mend = f"write {json.dumps(fractions)}"
+        yield context.finding("DSC614", path, reason, mend, on_value=True, edits=edits)
+    params = context.block(("optimizer", "params"))
+    nesterov: Path = ("optimizer", "params", "nesterov")
+    fits = params.get("momentum") and not params.get("dampening")
+    if context.get(("optimizer", "type")) == "SGD" and context.flag(nesterov) and not fits:
+        reason = "nesterov needs a momentum above 0 and no dampening"
+        yield context.finding("DSC614", nesterov, reason, "add momentum, such as 0.9", on_value=True)
     for name in ("lr", "eps", "weight_decay"):
         value = context.get(("optimizer", "params", name))
         if isinstance(value, int | float) and (value < 0 or not is_finite(value)):
@@ -209,7 +243,13 @@ def _dtypes(context: Context) -> Iterator[Finding]:
     names = _table()["dtypes"]
     for key, code in (("param_dtype", "DSC504"), ("grad_accum_dtype", "DSC505")):
         value = context.get(("data_types", key))
-        if not isinstance(value, str) or value not in names or names[value] == model:
+        if isinstance(value, str) and value not in names:
+            reason = f"data_types.{key} is {json.dumps(value)}, which is no type"
+            yield context.finding(
+                "DSC213", ("data_types", key), reason, "write fp32, fp16 or bf16", on_value=True
+            )
+            continue
+        if not isinstance(value, str) or names[value] == model:
             continue
         if key == "grad_accum_dtype" and context.stage:
             continue

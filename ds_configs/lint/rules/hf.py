@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ds_configs.documents import insert_member, replace_value
+from ds_configs.documents import Edit, insert_member, replace_value
 from ds_configs.lint.context import AUTO, Context
 from ds_configs.lint.finding import HF, Finding
 from ds_configs.lint.rules.batch import MICRO, STEPS, TRAIN
@@ -53,8 +53,11 @@ def _accumulation(context: Context) -> Iterator[Finding]:
     if context.member(STEPS) is None and (context.member(MICRO) or context.member(TRAIN)):
         if isinstance(context.get(TRAIN), int) and isinstance(context.get(MICRO), int):
             return  # rules/batch.py computes what comes of it
-        edits = insert_member(context.document.text, context.root, STEPS[0], AUTO)
-        mend = 'add "gradient_accumulation_steps": "auto"'
+        edits: tuple[Edit, ...] = ()
+        mend = "add gradient_accumulation_steps, with the flag's number"
+        if context.takes_auto:
+            edits = insert_member(context.document.text, context.root, STEPS[0], AUTO)
+            mend = 'add "gradient_accumulation_steps": "auto"'
         reason = "gradient_accumulation_steps is left out"
         yield context.finding("DSC704", (), reason, mend, loaders=ONLY, edits=edits)
 
@@ -67,12 +70,13 @@ def _fixed(context: Context) -> Iterator[Finding]:
         if path[-1] == "enabled" and member.node.value is False:
             continue  # HF's own default
         reason = f"{'.'.join(path)} is fixed at {shown(member.node.value)}; HF compares it with {flag}"
-        edits = replace_value(member.node, AUTO)
+        edits = replace_value(member.node, AUTO) if context.takes_auto else ()
+        mend = "give the flag the same value"
         yield context.finding(
             "DSC701",
             path,
             reason,
-            'give the flag the same value, or write "auto"',
+            f'{mend}, or write "auto"' if context.takes_auto else mend,
             on_value=True,
             loaders=ONLY,
             edits=edits,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ds_configs.documents import Edit, Node, insert_member, rename_key
+from ds_configs.documents import Edit, Node, insert_member, rename_key, replace_value
 from ds_configs.lint.context import AUTO, Context, Path
 from ds_configs.lint.finding import Finding
 from ds_configs.lint.words import Guess, meant
 from ds_configs.schema import Key
 from ds_configs.schema.key import spelt
+from ds_configs.schema.lax import truth_of
 
 SHOWN = 6
 # An object with more unknown keys than this was never a configuration: nobody meant known words by them.
@@ -117,15 +118,13 @@ def _deprecated(context: Context, path: Path, key: Key) -> Iterator[Finding]:
     member = context.member(path)
     if member is not None and node is not None and key.new_path is not None:
         new = _current_name(context, (*path[:-1], key.new_path[-1]))
-        if new.startswith("offload_") and isinstance(value, bool):
-            wanted = {"device": "cpu"} if value else None
-            mend = f'write "{new}": {{"device": "cpu"}}' if value else "delete the key"
-            edits = context.delete(path)
-            if wanted is not None and new not in node.value:
-                edits = (
-                    *rename_key(member, new),
-                    Edit(member.node.start, member.node.end, '{"device": "cpu"}'),
-                )
+        if new.startswith("offload_"):
+            on = truth_of(value)
+            mend = f'write "{new}": {{"device": "cpu"}}' if on else "delete the key"
+            if on and new not in node.value:
+                edits = (*rename_key(member, new), *replace_value(member.node, {"device": "cpu"}))
+            elif on is not None:
+                edits = context.delete(path)
         elif new not in node.value:
             mend, edits = f"call it {new}", rename_key(member, new)
     yield context.finding("DSC206", path, f"{key.name} is deprecated: {key.deprecated}", mend, edits=edits)

@@ -18,6 +18,8 @@ from ds_configs.schema import Key
 from ds_configs.schema.key import shown
 from ds_configs.schema.lax import WHAT, truth_of
 
+# Whose values are handed as they are to a class that computes with them.
+PARAMETERS = (("optimizer", "params"), ("scheduler", "params"))
 NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
 
 
@@ -149,6 +151,10 @@ def _let_through(context: Context, path: Path, key: Key, member: Member) -> Iter
         return
     converted = key.check not in ("nothing", "container")
     code = "DSC214" if converted else "DSC213"
+    if code == "DSC213" and value is None and path[:-1] in PARAMETERS:
+        mend = "delete the key, so that the default holds"
+        yield context.finding(code, path, reason, mend, on_value=True, edits=context.delete(path))
+        return
     if code == "DSC213" and value is None:
         yield context.finding(
             "DSC214", path, reason, mend, on_value=True, consequence="it may work as the default does"

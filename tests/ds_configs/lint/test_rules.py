@@ -17,6 +17,7 @@ from tests.ds_configs.lint.flags import flags_of, total_steps
 from tests.ds_configs.oracle import Oracle
 
 ROOT = Path(__file__).parents[3]
+TABLE = ROOT / "ds_configs" / "lint" / "engine.json"
 
 
 def found_in(case: Case, text: str) -> Finding:
@@ -66,6 +67,16 @@ def test_fixing_mends_it(case: Case, oracle: Oracle) -> None:
         assert oracle.deepspeed(json.loads(fixed.text), case.ranks or 1) == ""
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if "auto" not in json.dumps(case.config)], ids=str)
+@pytest.mark.parametrize("unsafe", [False, True])
+def test_what_both_are_to_read_is_given_no_auto(case: Case, unsafe: bool) -> None:
+    """DeepSpeed by itself refuses it."""
+    fixed = fix_document(parse_document(json.dumps(case.config)), Options("both", case.ranks), unsafe)
+    assert '"auto"' not in fixed.text
+    if case.code == "DSC302":
+        assert json.loads(fixed.text).keys() >= case.config.keys()
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if case.fixed is None], ids=str)
 def test_what_needs_a_decision_is_not_fixed(case: Case) -> None:
     finding = found_in(case, json.dumps(case.config))
@@ -94,6 +105,20 @@ def test_what_it_says_of_deepspeed_initialize_is_true() -> None:
     passed = [str(case) for case, error in zip(ENGINE, said, strict=False) if not error]
     assert passed == []
     assert [error for error in said[len(configs) :] if error] == []
+
+
+def test_the_parameters_of_torchs_schedulers_are_those_of_the_installed_torch() -> None:
+    code = (
+        "import inspect, json; from torch.optim import lr_scheduler as known\n"
+        f"table = json.load(open({str(TABLE)!r}))\n"
+        "needs = {name: [each.name for each in inspect.signature(getattr(known, name)).parameters.values()"
+        " if each.default is each.empty and each.kind == each.POSITIONAL_OR_KEYWORD"
+        " and each.name != 'optimizer']"
+        " for name in table['schedulers']['torch']}\n"
+        "assert {name: names for name, names in needs.items() if names} == table['needs'], needs"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
 
 
 def test_every_code_has_a_case_or_is_about_the_text() -> None:
