@@ -51,7 +51,8 @@ class ParallelLinear(nn.Module):
         self.sequence_parallel = sequence_parallel
         self.skip_bias_add = skip_bias_add
         self.weight_gradients = weight_gradients
-        self._served: str | None = None  # device type that the group is known to serve
+        self._served: torch.device | None = None  # the group is known to serve it
+        self._kind = ""  # the type of that device
 
     def _make(
         self,
@@ -95,16 +96,18 @@ class ParallelLinear(nn.Module):
         Raises:
             TensorParallelError: the input's last dim is not `features`, or no device of the group's.
         """
-        kind = x.device.type
         if x.size(-1) != features:
             raise TensorParallelError(
                 f"{self}: the input has shape {tuple(x.shape)}, but its last dim must be {features} long"
             )
-        if kind != self._served:
+        if x.device != self._served:
             check_group_serves(str(self), self.group, x.device)
-            self._served = kind
-        if torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
+            self._served, self._kind = (
+                x.device,
+                x.device.type,
+            )  # an NPU's type takes as long as a small product
+        if torch.is_autocast_enabled(self._kind):
+            dtype = torch.get_autocast_dtype(self._kind)
             x, weight = x.to(dtype), weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
         return x, weight, bias
