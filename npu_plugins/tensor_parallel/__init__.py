@@ -22,6 +22,7 @@ from npu_plugins.tensor_parallel.mlp import GatedParallelMLP, ParallelMLP
 from npu_plugins.tensor_parallel.qkv import QKVParallelLinear
 from npu_plugins.tensor_parallel.random import RandomStreams, ShardedDropout
 from npu_plugins.tensor_parallel.shard import Shard, gather_full, shard_of
+from npu_plugins.tensor_parallel.sharding import shard_model
 
 __all__ = [
     "ColumnParallelLinear",
@@ -44,6 +45,7 @@ __all__ = [
     "reduce_from_region",
     "reduce_scatter_sequence",
     "scatter_to_region",
+    "shard_model",
     "shard_of",
     "sum_gradients",
     "vocab_parallel_cross_entropy",
