@@ -102,10 +102,8 @@ class ParallelLinear(nn.Module):
             )
         if x.device != self._served:
             check_group_serves(str(self), self.group, x.device)
-            self._served, self._kind = (
-                x.device,
-                x.device.type,
-            )  # an NPU's type takes as long as a small product
+            # Kept, since torch_npu makes the name of the type anew at each look.
+            self._served, self._kind = x.device, x.device.type
         if torch.is_autocast_enabled(self._kind):
             dtype = torch.get_autocast_dtype(self._kind)
             x, weight = x.to(dtype), weight.to(dtype)
