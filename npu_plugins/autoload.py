@@ -1,4 +1,4 @@
-"""Lets unmodified programs find the NPU by hooking three imports (see import_hooks.py).
+"""Lets unmodified programs find the NPU by hooking a few imports (see import_hooks.py).
 
 Two ways lead here. A `.pth` file in site-packages runs install() at every interpreter start, so this module
 must stay tiny: it imports nothing the interpreter has not loaded already. An entry point of the group
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _HOOKS = {  # module to wait for -> generator function of import_hooks.py
     "torch": "around_torch",
     "torch_npu": "around_torch_npu",
+    "deepspeed": "around_deepspeed",
     "deepspeed.accelerator.real_accelerator": "around_deepspeed_accelerator",
     "deepspeed.env_report": "around_deepspeed_report",
 }

@@ -74,6 +74,14 @@ def around_deepspeed_accelerator(module: ModuleType) -> Iterator[None]:
         setattr(module, "ds_accelerator", NpuAccelerator())  # noqa: B010  # mypy knows no such attribute
 
 
+def around_deepspeed(module: ModuleType) -> Iterator[None]:
+    """Let `deepspeed.initialize` make our pipeline engine for our `PipelineModule`."""
+    yield
+    from npu_plugins.pipeline.hook import install
+
+    install(module)
+
+
 def around_deepspeed_report(module: ModuleType) -> Iterator[None]:
     """Mend the function for which `ds_report` ends in a KeyError without CANN."""
     yield

@@ -1,0 +1,50 @@
+"""Lets `deepspeed.initialize` make our engine for our `PipelineModule`.
+
+`deepspeed.initialize` (0.19.8, deepspeed/__init__.py:586) looks up the name ``PipelineEngine`` in its own
+module when it is called. That name is given to a class that makes one or the other engine by the model, and
+answers for DeepSpeed's in all other ways. No class of DeepSpeed's is changed.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+
+def install(deepspeed: ModuleType) -> None:
+    """Give DeepSpeed's module the choosing class; a second call does nothing."""
+    if not getattr(deepspeed.PipelineEngine, "chooses_by_model", False):
+        deepspeed.PipelineEngine = _chooser(deepspeed.PipelineEngine)
+
+
+def initialize(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any, Any]:
+    """Call `deepspeed.initialize`, which returns our engine for our `PipelineModule`.
+
+    Returns:
+        (engine, optimizer, training dataloader, learning-rate scheduler).
+    """
+    import deepspeed
+
+    install(deepspeed)
+    return deepspeed.initialize(*args, **kwargs)
+
+
+def _chooser(stock: type) -> type:
+    class ByModel(type(stock)):  # type: ignore[misc]  # the metaclass of whatever DeepSpeed has there
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            if cls is not chooser:
+                return super().__call__(*args, **kwargs)
+            from npu_plugins.pipeline.engine import PipelineEngine
+            from npu_plugins.pipeline.module import PipelineModule
+
+            ours = isinstance(kwargs.get("model"), PipelineModule)
+            return (PipelineEngine if ours else stock)(*args, **kwargs)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, stock) if cls is chooser else super().__instancecheck__(instance)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, stock) if cls is chooser else super().__subclasscheck__(subclass)
+
+    chooser = ByModel(stock.__name__, (stock,), {"__doc__": stock.__doc__, "chooses_by_model": True})
+    return chooser

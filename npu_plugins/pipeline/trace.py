@@ -1,0 +1,33 @@
+"""The measured timeline of a step, as a Chrome trace (chrome://tracing, ui.perfetto.dev)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from npu_plugins.pipeline.schedules import Span
+
+
+def write_chrome_trace(path: Path, spans: Iterable[Span]) -> None:
+    """Write spans, whose times are seconds since the step began, with one row for each rank."""
+    events = [
+        {
+            "name": str(span.action),
+            "cat": span.action.kind.name.lower(),
+            "ph": "X",
+            "ts": float(span.start) * 1e6,
+            "dur": float(span.end - span.start) * 1e6,
+            "pid": 0,
+            "tid": span.rank,
+            "args": {"stage": span.action.stage, "micro_batch": span.action.micro_batch},
+        }
+        for span in spans
+    ]
+    rows = sorted({event["tid"] for event in events})
+    names = [
+        {"name": "thread_name", "ph": "M", "pid": 0, "tid": row, "args": {"name": f"pipeline rank {row}"}}
+        for row in rows
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"traceEvents": names + events, "displayTimeUnit": "ms"}), encoding="utf-8")
