@@ -73,7 +73,7 @@ class Case:
 
     def bucket_sizes(self) -> Buckets:
         """Return DeepSpeed's buffers."""
-        return Buckets(**{"reduce": SMALL_BUCKET, "allgather": SMALL_BUCKET, **self.buckets})
+        return Buckets(**{"reduce": SMALL_BUCKET, **self.buckets})
 
     def job(self) -> MemoryJob:
         """Return what the memory model is asked: what bears the same name is the same."""

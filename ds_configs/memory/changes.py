@@ -102,10 +102,8 @@ def _try(make: Callable[[], MemoryJob], what: str, price: str, cost: float) -> I
 def _buckets(job: MemoryJob) -> Iterator[Change]:
     buckets = job.buckets
     if job.stage and buckets.reduce > SMALL_BUCKET:
-        smaller = replace(
-            buckets, reduce=SMALL_BUCKET, allgather=min(buckets.allgather, SMALL_BUCKET)
-        )  # fmt: skip
-        what = f"reduce_bucket_size and allgather_bucket_size {SMALL_BUCKET:.0e}".replace("e+0", "e")
+        smaller = replace(buckets, reduce=SMALL_BUCKET)
+        what = f"reduce_bucket_size {SMALL_BUCKET:.0e}".replace("e+0", "e")
         yield from _try(lambda: replace(job, buckets=smaller), what, "more and smaller collectives", 1)
     if job.stage in (1, 2) and buckets.overlap_comm:
         alone = replace(buckets, overlap_comm=False)

@@ -33,10 +33,13 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Buckets:
-    """DeepSpeed's buffers, in elements; the defaults are those of DeepSpeed 0.19.8 (``zero/config.py``)."""
+    """DeepSpeed's buffers, in elements; the defaults are those of DeepSpeed 0.19.8 (``zero/config.py``).
+
+    ``allgather_bucket_size`` and ``reduce_scatter`` decide no memory: parameters are gathered in place, and a
+    bucket is reduced through one flat copy either way.
+    """
 
     reduce: int = 500_000_000
-    allgather: int = 500_000_000
     prefetch: int = 50_000_000
     """ZeRO-3: parameters gathered ahead of their use."""
     persistence: int = 100_000
@@ -50,13 +53,12 @@ class Buckets:
     overlap_comm: bool | None = None
     """None: DeepSpeed's default, true under stage 3 only."""
     contiguous_gradients: bool = True
-    reduce_scatter: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("reduce", "allgather", "max_live", "sub_group"):
+        for name in ("reduce", "max_live", "sub_group"):
             if getattr(self, name) < 1:
                 raise DsConfigError(f"the {name} bucket is {getattr(self, name)} elements; give 1 or more")
-        for name in ("prefetch", "persistence"):
+        for name in ("prefetch", "persistence", "reuse"):
             if getattr(self, name) < 0:
                 raise DsConfigError(f"the {name} bucket is {getattr(self, name)} elements; give 0 or more")
 

@@ -16,14 +16,13 @@ AUTO = "auto"
 # Field of Buckets, key in zero_optimization.
 BUCKET_KEYS = {
     "reduce": "reduce_bucket_size",
-    "allgather": "allgather_bucket_size",
     "prefetch": "stage3_prefetch_bucket_size",
     "persistence": "stage3_param_persistence_threshold",
     "max_live": "stage3_max_live_parameters",
     "reuse": "stage3_max_reuse_distance",
     "sub_group": "sub_group_size",
 }
-SWITCH_KEYS = ("overlap_comm", "contiguous_gradients", "reduce_scatter")
+SWITCH_KEYS = ("overlap_comm", "contiguous_gradients")
 # Values that an optimizer keeps for each parameter; DeepSpeed's names, in lower case.
 OPTIMIZER_STATES = {
     "adam": 2, "adamw": 2, "fusedadam": 2, "deepspeedcpuadam": 2, "lamb": 2, "onebitadam": 3,

@@ -182,7 +182,8 @@ def _zero12(job: MemoryJob, divided: Divided) -> StateMemory:
     """DeepSpeedZeroOptimizer (zero/stage_1_and_2.py).
 
     The master weights are a copy even in fp32. `setup_buckets` allocates the whole reduce bucket (two with
-    overlap_comm), however small the model. `average_tensor` all-reduces a flat copy of what the bucket holds.
+    overlap_comm), however small the model; without `contiguous_gradients`, which offload switches on, the
+    gradients themselves wait for as many. `average_tensor` all-reduces a flat copy of what the bucket holds.
     """
     element, bucket = job.element, job.buckets.reduce
     offload = job.offload_optimizer != "none"
@@ -199,7 +200,8 @@ def _zero12(job: MemoryJob, divided: Divided) -> StateMemory:
         }
     else:
         resident |= {"master weights": master, "optimizer states": states}
-    buffers = element * bucket * (2 if _overlaps(job) else 1)
+    contiguous = job.buckets.contiguous_gradients or offload
+    buffers = element * (bucket if contiguous else min(bucket, divided.total)) * (2 if _overlaps(job) else 1)
     kept = 0 if offload else element * divided.partition
     flat_copy = element * min(bucket, divided.total) if job.parallel.dp > 1 else 0
     whole = element * divided.total
@@ -214,8 +216,12 @@ def _zero12(job: MemoryJob, divided: Divided) -> StateMemory:
             last["reduce buckets"] += element * bucket
     else:
         last = {"gradients": kept, "reduce buckets": buffers + flat_copy}
-        carried = {"gradients": kept}
-    first = {"reduce buckets": buffers, "gradients": divided.output * element if job.stage == 1 else 0}
+        # accumulated in their own dtype, which only the reduction makes of what the bucket held
+        carried = {"gradients": kept * BYTES[job.gradient_dtype or job.dtype] // element}
+    first = {
+        "reduce buckets": buffers if contiguous else 0,
+        "gradients": divided.output * element if job.stage == 1 else 0,
+    }
     if job.accumulation > 1:
         first["gradients"] = carried["gradients"]
     # step: flatten(averaged gradients), then its fp32 copy, while the gradients are there.
@@ -238,7 +244,8 @@ def _zero3(job: MemoryJob, part: RankPart, divided: Divided) -> StateMemory:
     persistent = part.smaller_than(buckets.persistence)
     master, states = FP32 * partition, _states(job, partition)
     gradients = BYTES[job.gradient_dtype or job.dtype] * partition
-    resident = {"persistent parameters": element * persistent, "reduce buckets": element * buckets.reduce}
+    bucket = element * buckets.reduce if buckets.contiguous_gradients else 0
+    resident = {"persistent parameters": element * persistent, "reduce buckets": bucket}
     host: dict[str, int] = {}
     on_host = "parameters" if job.offload_param == "cpu" else None
     if job.offload_param == "none":
@@ -262,7 +269,7 @@ def _zero3(job: MemoryJob, part: RankPart, divided: Divided) -> StateMemory:
     step_temporaries = 0 if offload else sub_group * (element + (FP32 if element != FP32 else 0))
     return StateMemory(
         resident=resident,
-        last={"reduce temporaries": reducible},
+        last={"reduce temporaries": reducible if buckets.contiguous_gradients else 2 * reducible},
         step={"step temporaries": step_temporaries},
         host=host,
         gathered=element * whole,

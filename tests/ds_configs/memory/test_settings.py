@@ -68,7 +68,6 @@ def test_buckets_default_to_deepspeeds_own() -> None:
                 defaults[node.target.id] = inner.args[0].value  # type: ignore[union-attr]
     ours = Buckets()
     assert ours.reduce == defaults["reduce_bucket_size"]
-    assert ours.allgather == defaults["allgather_bucket_size"]
     assert ours.prefetch == defaults["prefetch_bucket_size"]
     assert ours.persistence == defaults["param_persistence_threshold"]
     assert ours.max_live == defaults["max_live_parameters"]

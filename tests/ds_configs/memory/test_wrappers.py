@@ -43,6 +43,28 @@ def test_zero_2(dtype: str, after_step: float, after_backward: float) -> None:
     assert per_parameter(memory.resident, gradients) == pytest.approx(after_backward, abs=0.01)
 
 
+def test_zero_2_accumulates_in_the_gradients_own_dtype() -> None:
+    """Measured with 31.06 M parameters: 336.2 MiB after a second forward pass, 276.2 after the first."""
+    narrow, wide = (states(stage=2, accumulation=2, gradient_dtype=dtype) for dtype in (None, "fp32"))
+    assert wide.carried["gradients"] == 2 * narrow.carried["gradients"] == 2 * PARAMETERS
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_without_contiguous_gradients_a_bucket_holds_what_the_model_has(stage: int) -> None:
+    def bucket(contiguous: bool) -> int:
+        memory = states(stage=stage, buckets=Buckets(contiguous_gradients=contiguous))
+        terms = {**memory.resident, **memory.last}
+        return sum(size for name, size in terms.items() if name.startswith("reduce"))
+
+    assert bucket(True) >= 2 * Buckets().reduce
+    assert bucket(False) <= 2 * 2 * PARAMETERS
+
+
+def test_offloaded_gradients_are_contiguous_whatever_is_asked_for() -> None:
+    sizes = Buckets(contiguous_gradients=False)
+    assert states(stage=2, buckets=sizes, offload_optimizer="cpu").last["reduce buckets"] > 2 * sizes.reduce
+
+
 @pytest.mark.parametrize(("reduce", "measured"), [(1_000_000, 8.08), (500_000_000, 44.6)])
 def test_zero_3_with_small_and_with_default_buckets(reduce: int, measured: float) -> None:
     memory = states(stage=3, buckets=Buckets(reduce=reduce, persistence=0))
