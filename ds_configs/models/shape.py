@@ -16,6 +16,9 @@ weight before it leaves fp32, which keeps a wider tensor for the backward pass."
 QkNorm = Literal["none", "per_head", "each_head", "full"]
 """Normalised queries and keys: not at all, one vector of head_dim, one for each head, or over all heads."""
 
+MOST_LAYERS = 100_000
+"""More than any model has: a slip of the keyboard, and each layer is counted one by one."""
+
 
 @dataclass(frozen=True)
 class MlaShape:
@@ -121,6 +124,8 @@ class ModelShape:
     def __post_init__(self) -> None:
         names = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "max_positions")
         _check_positive(self, *names)
+        if self.layers > MOST_LAYERS:
+            raise DsConfigError(f"the model's layers is {self.layers}; give at most {MOST_LAYERS}")
         if self.heads % self.kv_heads:
             raise DsConfigError(
                 f"{self.heads} attention heads do not share {self.kv_heads} key-value heads evenly; "

@@ -142,3 +142,8 @@ def test_layers_embedding_and_head_add_up(tmp_path: Path) -> None:
     parts = [shape.layer_parameters(layer) for layer in range(shape.layers)]
     assert sum(parts) + shape.embedding_parameters() + shape.head_parameters() == shape.parameters()
     assert parts[0] < parts[3] == shape.layer_parameters()
+
+
+def test_more_layers_than_can_be_counted_are_refused() -> None:
+    with pytest.raises(DsConfigError, match="layers is 1000000000000; give at most 100000"):
+        shape_of_config({"model_type": "llama", "num_hidden_layers": 10**12}, "m")
