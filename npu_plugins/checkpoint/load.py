@@ -13,6 +13,7 @@ from torch import nn
 from npu_plugins.checkpoint.errors import CheckpointError
 from npu_plugins.checkpoint.files import CheckpointFiles
 from npu_plugins.comm import ProcessMesh
+from npu_plugins.tensor_parallel.collectives import sum_gradients
 from npu_plugins.tensor_parallel.plans import base_prefix
 from npu_plugins.tensor_parallel.shard import mark, shard_of
 from npu_plugins.tensor_parallel.sharding import shard_model
@@ -45,18 +46,19 @@ def load_sharded(
         The model on `mesh.device`, in eval mode as `from_pretrained` returns it.
 
     Raises:
-        CheckpointError: files are missing or cut short, dtypes are mixed and none was asked for, or names and
-            shapes are not those of the model.
+        CheckpointError: files are missing or cut short, dtypes are mixed and none was asked for, names and
+            shapes are not those of the model, or transformers stores this architecture converted.
         TensorParallelError: as `shard_model`.
     """
     files = CheckpointFiles.open(directory)
     config = _config(Path(directory)) if config is None else config
     model = _without_weights(config, model_class, dtype or files.dtype())
+    check_stored_as_is(model)
     names = stored_names(model, files)
     _check_shapes(model, files, names)
     tied = _tied(model)
     shard_model(model, mesh, **shard_options)
-    _materialize(model, mesh.device, files, names)
+    _materialize(model, mesh, files, names)
     _check_ties(model, mesh, files, names, tied)
     return model.eval()
 
@@ -86,6 +88,25 @@ def _without_weights(config: Any, model_class: Any, dtype: torch.dtype) -> Any:
         model = build(config, dtype=dtype)
     model.tie_weights()
     return model
+
+
+def check_stored_as_is(model: nn.Module) -> None:
+    """Refuse architectures whose checkpoints hold other tensors than the model, as those with experts do.
+
+    Raises:
+        CheckpointError: transformers converts the weights of this architecture when it loads and saves them.
+    """
+    try:
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+    except ImportError:  # transformers before 5.0 converts nothing
+        return
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    if get_checkpoint_conversion_mapping(kind) or get_checkpoint_conversion_mapping(type(model).__name__):
+        raise CheckpointError(
+            f"transformers stores the weights of {type(model).__name__} ({kind}) in other pieces than the "
+            "model has, which cannot be read or written slice by slice; load it with from_pretrained on "
+            "every rank and call shard_model, and save the whole model with save_pretrained"
+        )
 
 
 def stored_names(model: nn.Module, files: CheckpointFiles) -> dict[str, str]:
@@ -158,7 +179,7 @@ def _check_ties(
     parameters = dict(model.named_parameters(remove_duplicate=False))
     twice = [(n, o) for n, others in tied.items() for o in others if n < o and n in names and o in names]
     for name, other in twice:
-        again = _read_parameter(parameters[name], torch.device("cpu"), files, names[name])
+        again = _read_local(parameters[name], torch.device("cpu"), files, names[name])
         differ = torch.tensor(float(not torch.equal(again, parameters[name].cpu())), device=mesh.device)
         if mesh.group("tp") is not None:  # the difference may be in one rank's part
             dist.all_reduce(differ, op=dist.ReduceOp.MAX, group=mesh.group("tp"))
@@ -170,19 +191,17 @@ def _check_ties(
 
 
 @torch.no_grad()
-def _materialize(
-    model: nn.Module, device: torch.device, files: CheckpointFiles, names: dict[str, str]
-) -> None:
-    """Replace every parameter on the meta device by one on `device`, filled from the checkpoint."""
+def _materialize(model: nn.Module, mesh: ProcessMesh, files: CheckpointFiles, names: dict[str, str]) -> None:
+    """Replace every parameter on the meta device by one on the mesh's, filled from the checkpoint."""
     made: dict[int, nn.Parameter] = {}
     for path, module in model.named_modules():
         for own, parameter in module.named_parameters(recurse=False):
             name = f"{path}.{own}" if path else own
             if id(parameter) not in made and name in names:
-                made[id(parameter)] = _read_parameter(parameter, device, files, names[name])
+                made[id(parameter)] = _read_parameter(parameter, mesh, files, names[name])
         for own, buffer in module.named_buffers(recurse=False):
             name = f"{path}.{own}" if path else own
-            setattr(module, own, buffer.to(device))
+            setattr(module, own, buffer.to(mesh.device))
             if name in names:
                 files.read(names[name], getattr(module, own))
     for module in model.modules():
@@ -191,26 +210,34 @@ def _materialize(
 
 
 def _read_parameter(
-    parameter: nn.Parameter, device: torch.device, files: CheckpointFiles, name: str
+    parameter: nn.Parameter, mesh: ProcessMesh, files: CheckpointFiles, name: str
 ) -> nn.Parameter:
-    """A parameter like the one on the meta device, with the rank's part of the stored tensor."""
+    """A parameter like the one on the meta device, marks too, with the rank's part of the stored tensor."""
+    local = _read_local(parameter, mesh.device, files, name)
+    made = nn.Parameter(local, requires_grad=parameter.requires_grad)
+    mark(made, shard_of(parameter))
+    if getattr(parameter, "stored_transposed", False):
+        made.stored_transposed = True
+    if getattr(parameter, "sums_gradients", False):
+        sum_gradients([made], mesh.group("tp"))
+    return made
+
+
+def _read_local(
+    parameter: nn.Parameter, device: torch.device, files: CheckpointFiles, name: str
+) -> torch.Tensor:
+    """The rank's part of the stored tensor, as `parameter` holds it."""
     local = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
     transposed = getattr(parameter, "stored_transposed", False)
     stored_way = local.t() if transposed else local
     shard = shard_of(parameter)
     if shard is None:
         files.read(name, stored_way)
-    else:
-        dim, offset = (1 - shard.dim if transposed else shard.dim), 0
-        for start, stop in shard.slices:
-            if stop > start:
-                files.read(name, stored_way.narrow(dim, offset, stop - start), dim, start)
-            offset += stop - start
-        stored_way.narrow(dim, offset, shard.local_size - offset).zero_()  # padding
-    made = nn.Parameter(local, requires_grad=parameter.requires_grad)
-    mark(made, shard)
-    if transposed:
-        made.stored_transposed = True
-    if hasattr(parameter, "gradient_sum"):
-        parameter.gradient_sum.attach(made)
-    return made
+        return local
+    dim, offset = (1 - shard.dim if transposed else shard.dim), 0
+    for start, stop in shard.slices:
+        if stop > start:
+            files.read(name, stored_way.narrow(dim, offset, stop - start), dim, start)
+        offset += stop - start
+    stored_way.narrow(dim, offset, shard.local_size - offset).zero_()  # padding
+    return local

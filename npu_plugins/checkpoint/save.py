@@ -18,7 +18,7 @@ from torch import nn
 
 from npu_plugins.checkpoint.errors import CheckpointError
 from npu_plugins.checkpoint.files import INDEX_FILE, SINGLE_FILE, CheckpointFiles, StoredTensor
-from npu_plugins.checkpoint.load import stored_names
+from npu_plugins.checkpoint.load import check_stored_as_is, stored_names
 from npu_plugins.comm import ProcessMesh
 from npu_plugins.tensor_parallel.shard import gather_full, shard_of
 
@@ -52,10 +52,12 @@ def save_hf(
         max_file_bytes: where a file ends, without `source`.
 
     Raises:
-        CheckpointError: the source is of another model or dtype, or is the directory itself; parameters are
-            not whole shards (ZeRO-3, pipeline stages); or the files cannot be written.
+        CheckpointError: transformers stores this architecture converted; the source is of another model or
+            dtype, or is the directory itself; parameters are not whole shards (ZeRO-3, pipeline stages); or
+            the files cannot be written.
     """
     directory = Path(directory)
+    check_stored_as_is(model)
     tensors = _to_save(model, mesh)
     if source is None:
         layout = _fill_files(tensors, max_file_bytes)

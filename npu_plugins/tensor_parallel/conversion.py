@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from npu_plugins.tensor_parallel.collectives import reduce_from_region
+from npu_plugins.tensor_parallel.collectives import reduce_from_region, sum_gradients
 from npu_plugins.tensor_parallel.deferred import WeightGradients
 from npu_plugins.tensor_parallel.embedding import VocabParallelEmbedding
 from npu_plugins.tensor_parallel.errors import TensorParallelError
@@ -20,7 +20,6 @@ from npu_plugins.tensor_parallel.linear import ColumnParallelLinear, RowParallel
 from npu_plugins.tensor_parallel.merged import SharedColumnParallelLinear
 from npu_plugins.tensor_parallel.replacements import (
     ExpertsHooks,
-    GradientSum,
     HiddenParallelEmbedding,
     ScaledVocabParallelEmbedding,
     SharedKeyHook,
@@ -298,8 +297,11 @@ def _embedding_colwise(conversion: Conversion, target: Target) -> nn.Module:
 
 
 def _replicated_with_grad_allreduce(conversion: Conversion, target: Target) -> nn.Module:
-    for parameter in [] if conversion.dry else target.module.parameters(recurse=False):
-        GradientSum(conversion.group).attach(parameter)
+    # On the gradient of each backward pass. transformers 5.24 sums the accumulated `.grad`, and with it what
+    # earlier micro-batches left there once more (`ReplicatedWithGradAllReduce`).
+    if not conversion.dry:
+        trained = [p for p in target.module.parameters(recurse=False) if p.requires_grad]
+        sum_gradients(trained, conversion.group)
     return target.module
 
 

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from npu_plugins.tensor_parallel.collectives import (
-    all_reduced,
     copy_to_region,
     gather_from_region,
     reduce_from_region,
@@ -80,27 +79,6 @@ class HiddenParallelEmbedding(nn.Module):
         """`[batch, seq]` → `[batch, seq, hidden]`, equal on all ranks."""
         check_group_serves(type(self).__name__, self.group, ids.device)
         return gather_from_region(F.embedding(ids, self.weight, self.padding_idx), self.group, -1)
-
-
-class GradientSum:
-    """Completes the gradient of a replicated parameter that every rank uses for its own heads only.
-
-    The hook stands on the gradient of one backward pass. One on the accumulated ``.grad``, as transformers
-    5.24 has it (`ReplicatedWithGradAllReduce`), would sum what earlier micro-batches left there once more.
-    """
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
-
-    def attach(self, parameter: nn.Parameter) -> None:
-        """Sum `parameter`'s gradients from now on; it is remembered as ``gradient_sum`` on the parameter."""
-        parameter.gradient_sum = self
-        if parameter.requires_grad:
-            parameter.register_hook(self)
-
-    def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the sum over the group, in a new tensor."""
-        return all_reduced(gradient, self.group)
 
 
 class SharedKeyHook:

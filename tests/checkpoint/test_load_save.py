@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from npu_plugins.checkpoint import CheckpointError, load_sharded, save_hf
 from npu_plugins.checkpoint.files import INDEX_FILE, SINGLE_FILE
 from npu_plugins.tensor_parallel.shard import gather_full, shard_of
-from tests.checkpoint.test_round_trip import content, shared_folder
+from tests.checkpoint.folders import content, shared_folder
 from tests.harness.fixtures import on_ranks
 from tests.tensor_parallel.models import PRELOAD, Case, batch, make_model
 from tests.tensor_parallel.test_sharding import make_mesh

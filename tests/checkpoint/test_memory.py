@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from npu_plugins.checkpoint import load_sharded
-from tests.checkpoint.test_round_trip import shared_folder
+from tests.checkpoint.folders import shared_folder
 from tests.harness.fixtures import on_ranks
 from tests.tensor_parallel.test_sharding import make_mesh
 

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from npu_plugins.checkpoint import load_sharded
 from npu_plugins.comm import gradient_norm
 from npu_plugins.tensor_parallel.sharding import shard_model
+from tests.checkpoint.folders import shared_folder
 from tests.harness.fixtures import on_ranks
 from tests.tensor_parallel.models import CASES, PRELOAD, Case, batch, make_model, worst_difference
 from tests.tensor_parallel.test_sharding import as_stored, compare_training, make_mesh
@@ -38,6 +40,23 @@ def check_accumulation(mesh: Any) -> None:
         expected = {name: p.grad for name, p in whole.named_parameters()}
         difference, name = worst_difference(gradients(sharded, mesh.group("tp")), expected)
         assert difference < 5e-6, (case.name, name, difference)
+
+
+def check_a_loaded_model_trains(mesh: Any) -> None:
+    """What shard_model arranged on the meta device holds for the loaded parameters."""
+    for case in (QWEN3, LLAMA, GPT2):
+        folder = shared_folder(mesh)
+        whole = make_model(case)
+        if mesh.global_rank == 0:
+            whole.save_pretrained(folder)
+        dist.barrier()
+        loaded = load_sharded(folder, mesh)
+        accumulate(whole, torch.device("cpu"))
+        accumulate(loaded, mesh.device)
+        found = {name: gradient.cpu() for name, gradient in gradients(loaded, mesh.group("tp")).items()}
+        expected = {name: p.grad for name, p in whole.named_parameters()}
+        difference, name = worst_difference(found, expected)
+        assert difference < 2e-5, (case.name, name, difference)
 
 
 def check_gradient_norm(mesh: Any) -> None:
@@ -114,6 +133,7 @@ def check_bf16(mesh: Any) -> None:
 
 CHECKS = (
     check_accumulation,
+    check_a_loaded_model_trains,
     check_gradient_norm,
     check_recomputation,
     check_dropout,
