@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 
 import torch
@@ -27,7 +28,8 @@ def device_for(backend: str, device: torch.device | str | None) -> torch.device:
     Args:
         backend: of the groups.
         device: as asked for. None: the CPU if the backend serves it by itself (gloo), else its accelerator.
-            An accelerator without an index is taken at this process's current one.
+            An accelerator without an index is taken at the index that this process chose (`set_device`),
+            else at its rank within the machine, which launchers put into LOCAL_RANK.
 
     Raises:
         CommError: no backend of that name is known, or it does not reach the device.
@@ -42,8 +44,14 @@ def device_for(backend: str, device: torch.device | str | None) -> torch.device:
             f"Backend {backend} communicates tensors on {', '.join(reach)}, not on {found}; {_mend(found)}"
         )
     if found.type != "cpu" and found.index is None:
-        found = torch.device(found.type, getattr(torch, found.type).current_device())
+        found = torch.device(found.type, _own_index(found.type))
     return found
+
+
+def make_current(device: torch.device) -> None:
+    """Let tensors that are made without an index, and collectives of objects, use `device`."""
+    if device.index is not None and device.type != "cpu":
+        getattr(torch, device.type).set_device(device.index)
 
 
 def check_group_device(group: dist.ProcessGroup | None, device: torch.device, what: str) -> None:
@@ -75,6 +83,17 @@ def inherited_timeout(device: torch.device) -> timedelta | None:
         return None
     # torch 2.13 has no public way to ask a group for its timeout; its own tests read it like this.
     return dist.distributed_c10d._get_default_group()._get_backend(device).options._timeout
+
+
+def _own_index(device_type: str) -> int:
+    """The index that this process chose; index 0 counts as no choice where LOCAL_RANK says otherwise.
+
+    deepspeed.init_distributed() chooses none, so every rank of a machine would stand on device 0.
+    """
+    module = getattr(torch, device_type)
+    current, local_rank = module.current_device(), int(os.environ.get("LOCAL_RANK", 0))
+    # Where each rank sees one device only (ASCEND_RT_VISIBLE_DEVICES), that is device 0 whatever its rank.
+    return local_rank if current == 0 and local_rank < module.device_count() else current
 
 
 def _reach(backend: str) -> tuple[str, ...]:

@@ -10,7 +10,13 @@ import torch
 import torch.distributed as dist
 
 from ds_configs.parallel import ParallelConfig
-from npu_plugins.comm.devices import backend_of, check_group_device, device_for, inherited_timeout
+from npu_plugins.comm.devices import (
+    backend_of,
+    check_group_device,
+    device_for,
+    inherited_timeout,
+    make_current,
+)
 from npu_plugins.comm.errors import CommError
 from npu_plugins.comm.groups import GroupOptions, make_groups
 from npu_plugins.comm.mpu import MegatronGetters
@@ -54,8 +60,8 @@ class ProcessMesh(MegatronGetters):
         Args:
             config: the degrees; they must multiply out to the world size.
             backend: of the groups; by default the default process group's.
-            device: where this rank's tensors lie; by default the backend's: this rank's current NPU, or the
-                CPU.
+            device: where this rank's tensors lie; by default the backend's: the CPU, or the NPU that was
+                chosen with `torch.npu.set_device`, else that of LOCAL_RANK. It becomes the current device.
             timeout: of the groups' collectives, for all axes or by axis; by default the default process
                 group's.
             hccl_buffer_mib: HCCL's buffer for each group, in MiB, for all axes or by axis; by default HCCL's
@@ -74,6 +80,7 @@ class ProcessMesh(MegatronGetters):
         check_world_size(config, world_size, int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))
         backend = (backend_of(None) if backend is None else backend).lower()
         device = device_for(backend, device)
+        make_current(device)
         topology = Topology(config)
         if timeout is None:
             timeout = inherited_timeout(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -86,6 +87,25 @@ def test_device_backend_and_options_on_npus() -> None:
     with pytest.raises(CommError, match="The tp group of layer 3 uses gloo, which.*tensors are on npu:"):
         check_group_device(on_hosts.group("tp"), here, "the tp group of layer 3")
     check_group_device(mesh.group("tp"), here, "the tp group")
+
+
+@on_ranks(2, backend="cpu:gloo,npu:hccl")
+def test_ranks_that_chose_no_npu_get_that_of_their_place_on_the_machine() -> None:
+    """deepspeed.init_distributed() chooses none either."""
+    here = dist.get_rank()
+    torch.npu.set_device(0)
+    mesh = ProcessMesh.create(ParallelConfig(tp=2))
+    assert mesh.device.index == torch.npu.current_device() == here
+    ones = torch.ones(1, device="npu")
+    dist.all_reduce(ones, group=mesh.group("tp"))
+    assert ones.item() == 2.0
+    torch.npu.set_device(here + 2)
+    assert ProcessMesh.create(ParallelConfig(tp=2)).device.index == here + 2, "what was chosen stays"
+    os.environ["LOCAL_RANK"] = "99"
+    torch.npu.set_device(0)
+    assert ProcessMesh.create(ParallelConfig(tp=2)).device.index == 0, (
+        "each rank sees its own NPU as device 0"
+    )
 
 
 @on_ranks(2, backend="cpu:gloo,npu:hccl")
