@@ -34,7 +34,7 @@ def check_order_of_messages(schedule: Schedule) -> None:
             if receive is None or send is None or _message(send) != _message(receive):
                 raise ScheduleError(
                     f"schedule {schedule.name} cannot run: message {place} from rank {source} to rank "
-                    f"{target} is {send or 'never sent'}, in its place the receiver has {receive or 'no receive'}"
+                    f"{target} is {send or 'never sent'}, where the receiver has {receive or 'nothing'}"
                 )
 
 
