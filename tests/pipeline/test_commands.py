@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,3 +106,31 @@ def test_the_commands_start_without_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def readme_commands() -> list[tuple[str, str]]:
+    """The commands of this package that README shows, each with the output below it."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```console\n(.*?)```", readme, re.DOTALL)
+    parts = [part for block in blocks for part in block.split("$ ")[1:]]
+    shown = [tuple(part.split("\n", 1)) for part in parts if part.startswith("npu-plugins pipeline")]
+    assert shown
+    return shown
+
+
+@pytest.mark.parametrize(("command", "output"), readme_commands())
+def test_readme_shows_what_the_commands_print(
+    command: str, output: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(command.split()[1:])
+    printed = capsys.readouterr()
+    assert printed.out + printed.err == output
+
+
+def test_readmes_example_prints_what_its_comments_say(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    [example] = [
+        block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "build_schedule" in block
+    ]
+    exec(compile(example, "README.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines() == re.findall(r"# (.*)", example)

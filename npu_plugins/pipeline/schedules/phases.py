@@ -23,12 +23,11 @@ def expand(phases: Iterable[tuple[int, str]], stages: tuple[int, ...]) -> list[A
     split: deque[tuple[int, int]] = deque()
     order: list[Action] = []
     for times, pattern in phases:
-        for word in pattern.split() * times:
-            kind = Kind(word[0])
+        words = [(Kind(word[0]), int(word[1:] or -1)) for word in pattern.split()]
+        for kind, chunk in words * times:
             if kind is Kind.WEIGHT_GRADIENT:
                 stage, micro_batch = split.popleft()
             else:
-                chunk = int(word[1:])
                 stage = stages[chunk]
                 micro_batch = next((forwards if kind is Kind.FORWARD else backwards)[chunk])
                 if kind is Kind.INPUT_GRADIENT:

@@ -22,11 +22,11 @@ WORDS = {
     Kind.WEIGHT_GRADIENT: "W weight gradient",
     Kind.BACKWARD: "B backward",
 }
-ROW, BAR, MARGIN, LETTER = 28, 24, 56, 6.5
+ROW, BAR, MARGIN, LETTER = 28, 24, 56, 7.5
 """Heights of a row and of the bar in it, room for the rank's name, and width of a letter, in pixels."""
 
 
-def svg_timeline(spans: Iterable[Span], placement: Placement, title: str, width: int = 1200) -> str:
+def svg_timeline(spans: Iterable[Span], placement: Placement, title: str, width: int | None = None) -> str:
     """Return an SVG document of spans, simulated or measured.
 
     Each action is a bar with its exact times in a tooltip; its label is shown where it fits.
@@ -35,11 +35,14 @@ def svg_timeline(spans: Iterable[Span], placement: Placement, title: str, width:
         spans: of all ranks.
         placement: of the schedule.
         title: plain text above the picture.
-        width: of the bars' area in pixels.
+        width: of the bars' area in pixels; by default such that every label fits, within reason.
     """
     shown = [span for span in spans if span.end > span.start]
     first = min((span.start for span in shown), default=0)
     length = max((span.end for span in shown), default=1) - first
+    if width is None:
+        needed = (len(label(span, placement)) * LETTER * length / (span.end - span.start) for span in shown)
+        width = min(max(600, round(max(map(float, needed), default=0))), 16000)
     top = 2 * ROW
     height = top + ROW * placement.ranks + ROW
     parts = [
