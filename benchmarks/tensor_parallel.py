@@ -75,7 +75,7 @@ def main() -> None:
         "--devices", nargs="+", choices=("npu", "cpu"), default=["npu", "cpu"], help="simulated NPUs, gloo"
     )
     parser.add_argument("--large-rounds", type=int, default=25, help="rounds at 1024→4096; 0: not measured")
-    parser.add_argument("--small-rounds", type=int, default=101, help="rounds at 128→512; 0: not measured")
+    parser.add_argument("--small-rounds", type=int, default=201, help="rounds at 128→512; 0: not measured")
     parser.add_argument("--json", type=Path, help="also write the time of every round to this file")
     parser.add_argument("--plot", type=Path, help="also draw the medians into this file (.png, .svg, .pdf)")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
