@@ -51,6 +51,32 @@ class GroupOptions:
         return {axis: cls(times.get(axis), sizes.get(axis)) for axis in ALL_AXES}
 
 
+def check_ranks_agree(wanted: str) -> None:
+    """Refuse ranks that ask for different groups, which would wait for each other for ever.
+
+    Rank 0 looks at all ranks, the others at rank 0, through the store that the job came together with: no
+    collective can be trusted before.
+
+    Args:
+        wanted: what this rank asks for, in words that are equal if the groups are.
+
+    Raises:
+        CommError: on rank 0 and on ranks that differ from it.
+    """
+    # torch 2.13 has no public way to reach the default group's store.
+    store = dist.PrefixStore("npu_plugins.comm.mesh", dist.distributed_c10d._get_default_store())
+    rank = dist.get_rank()
+    turn = store.add(f"meshes of rank {rank}", 1)  # counts this rank's meshes, so that keys are new each time
+    store.set(f"mesh {turn} of rank {rank}", wanted)
+    for other in range(1, dist.get_world_size()) if rank == 0 else (0,):
+        theirs = store.get(f"mesh {turn} of rank {other}").decode()
+        if theirs != wanted:
+            raise CommError(
+                f"Rank {rank} asks for a mesh of {wanted}, but rank {other} for {theirs}; "
+                "give every rank the same ParallelConfig and options"
+            )
+
+
 def make_groups(
     topology: Topology, rank: int, backend: str, options: Mapping[str, GroupOptions]
 ) -> dict[str, dist.ProcessGroup]:

@@ -18,7 +18,7 @@ from npu_plugins.comm.devices import (
     make_current,
 )
 from npu_plugins.comm.errors import CommError
-from npu_plugins.comm.groups import GroupOptions, make_groups
+from npu_plugins.comm.groups import GroupOptions, check_ranks_agree, make_groups
 from npu_plugins.comm.mpu import MegatronGetters
 from npu_plugins.comm.topology import Coordinate, Topology
 
@@ -69,7 +69,8 @@ class ProcessMesh(MegatronGetters):
 
         Raises:
             CommError: there is no default process group; the degrees do not multiply out to its size; the
-                backend cannot reach the device; an option is for an axis or backend that does not know it.
+                backend cannot reach the device; an option is for an axis or backend that does not know it;
+                other ranks ask for another mesh.
         """
         if not dist.is_initialized():
             raise CommError(
@@ -85,6 +86,8 @@ class ProcessMesh(MegatronGetters):
         if timeout is None:
             timeout = inherited_timeout(device)
         options = GroupOptions.by_axis(timeout, hccl_buffer_mib, backend)
+        buffers = "" if hccl_buffer_mib is None else f", hccl_buffer_mib {hccl_buffer_mib}"
+        check_ranks_agree(f"{_degrees(config)} over {backend}{buffers}")
         groups = make_groups(topology, dist.get_rank(), backend, options)
         for axis, group in groups.items():
             check_group_device(group, device, f"the {axis} group")
@@ -130,11 +133,15 @@ class ProcessMesh(MegatronGetters):
 
     def __repr__(self) -> str:
         """Say the degrees and where this rank stands."""
-        c, place = self.config, self.coordinate()
+        place = self.coordinate()
         return (
-            f"ProcessMesh(tp={c.tp}, dp={c.dp}, pp={c.pp}, ep={c.ep}; rank {self.global_rank} at "
+            f"ProcessMesh({_degrees(self.config)}; rank {self.global_rank} at "
             f"tp={place.tp}, dp={place.dp}, pp={place.pp} on {self.device} over {self.backend})"
         )
+
+
+def _degrees(config: ParallelConfig) -> str:
+    return f"tp {config.tp} × dp {config.dp} × pp {config.pp} with ep {config.ep}"
 
 
 def check_world_size(config: ParallelConfig, world_size: int, per_node: int) -> None:

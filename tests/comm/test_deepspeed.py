@@ -15,6 +15,7 @@ from ds_configs.parallel import ParallelConfig
 from npu_plugins.comm.mpu import MegatronGetters
 from tests.accelerator.conftest import KeptWorld
 from tests.accelerator.reference import MICRO_BATCH, batch, make_model
+from tests.harness.fixtures import on_ranks
 
 DP = 2
 ACCUMULATION = 2
@@ -39,6 +40,24 @@ def test_the_mesh_has_every_getter_that_deepspeed_asks_for() -> None:
     assert len(asked) > 20, "the search finds what is there"
     assert asked - NOT_ASKED_OF_AN_MPU - set(dir(MegatronGetters)) == set()
     assert not NOT_ASKED_OF_AN_MPU & set(dir(MegatronGetters)), "DeepSpeed would take these for Ulysses"
+
+
+@on_ranks(8, preload=("deepspeed",))
+def test_getters_answer_what_deepspeeds_own_grid_answers() -> None:
+    from deepspeed.runtime.pipe.topology import PipelineParallelGrid, PipeModelDataParallelTopology
+
+    from npu_plugins.comm import ProcessMesh
+
+    deepspeed.init_distributed("hccl")
+    mesh = ProcessMesh.create(ParallelConfig(tp=2, dp=2, pp=2))
+    grid = PipelineParallelGrid(PipeModelDataParallelTopology(num_pp=2, num_mp=2, num_dp=2))
+    shared = {name for name in dir(grid) if name.startswith("get_")} & set(dir(mesh))
+    assert len(shared) >= 12
+    for name in shared:
+        ours, theirs = getattr(mesh, name)(), getattr(grid, name)()
+        if name.endswith("_group"):
+            ours, theirs = (torch.distributed.get_process_group_ranks(group) for group in (ours, theirs))
+        assert ours == theirs, name
 
 
 def optimizer_of(parameters: Any, name: str) -> torch.optim.Optimizer:

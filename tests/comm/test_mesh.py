@@ -144,7 +144,22 @@ def test_what_cannot_be_made_is_refused_by_every_rank() -> None:
     mesh = ProcessMesh.create(tp2)
     with pytest.raises(CommError, match="no axis 'data'"):
         mesh.group("data")
-    assert repr(mesh).startswith("ProcessMesh(tp=2, dp=1, pp=1, ep=1; rank ")
+    assert repr(mesh).startswith("ProcessMesh(tp 2 × dp 1 × pp 1 with ep 1; rank ")
+
+
+@on_ranks(4, backend="gloo")
+def test_ranks_that_ask_for_different_meshes_are_told() -> None:
+    """Their groups would wait for each other for ever."""
+    here = dist.get_rank()
+    right, wrong = ParallelConfig(tp=2, dp=2), ParallelConfig(tp=4)
+    sentence = (
+        "Rank 0 asks for a mesh of tp 2 × dp 2 .* over gloo, but rank 1 for tp 4 × dp 1 "
+        if here == 0
+        else f"Rank {here} asks for a mesh of tp 4 × dp 1 .*, but rank 0 for tp 2 × dp 2 .*; give every rank"
+    )
+    with pytest.raises(CommError, match=sentence):
+        ProcessMesh.create(right if here == 0 else wrong)
+    assert ProcessMesh.create(right).size("tp") == 2, "the next one is looked at afresh"
 
 
 @on_ranks(1, backend=None)
