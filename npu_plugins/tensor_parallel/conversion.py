@@ -366,6 +366,9 @@ IN_PLACE = frozenset(
 )
 """Styles that leave the module where it is."""
 
+DIVIDES_HEADS = ("colwise", "merged_qkv")
+"""Styles that leave an attention module with this rank's heads only."""
+
 OWNERS = ("moe_tp_experts", "local_params")
 """Styles of modules whose parameters have styles of their own and whose forward pass takes parts."""
 

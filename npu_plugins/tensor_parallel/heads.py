@@ -30,8 +30,8 @@ class Heads(NamedTuple):
         key_value = getattr(config, "num_key_value_heads", None) or query
         return cls(query, key_value, head_dim, ranks)
 
-    def check(self, name: str) -> None:
-        """Refuse heads that cannot be divided.
+    def check(self, name: str, module: nn.Module) -> None:
+        """Refuse heads that cannot be divided: of the attention module `module`, whose projection is `name`.
 
         Raises:
             TensorParallelError: naming the module and the numbers.
@@ -47,6 +47,13 @@ class Heads(NamedTuple):
             raise TensorParallelError(
                 f"{name}: {self.key_value} key-value heads and {self.ranks} tensor-parallel ranks: one must "
                 f"divide the other; {mend}"
+            )
+
+        if self.shares_key_values and not hasattr(module, "num_key_value_groups"):
+            raise TensorParallelError(
+                f"{name}: {self.key_value} key-value heads cannot be shared by {self.ranks} tensor-parallel "
+                f"ranks, for {type(module).__name__} has no num_key_value_groups to tell it so; choose a tp "
+                f"that divides {self.key_value}"
             )
 
     def _key_value_fit(self, ranks: int) -> bool:
@@ -84,18 +91,7 @@ class Heads(NamedTuple):
             return value // min(self.ranks, self.key_value)
         return value // self.ranks
 
-    def tell(self, name: str, module: nn.Module) -> None:
-        """Tell an attention module how many query heads share a key-value head on this rank.
-
-        Raises:
-            TensorParallelError: ranks share key-value heads, but the module keeps no such number.
-        """
-        if not self.shares_key_values:
-            return  # as many as before
-        if not hasattr(module, "num_key_value_groups"):
-            raise TensorParallelError(
-                f"{name}: {self.key_value} key-value heads cannot be shared by {self.ranks} "
-                f"tensor-parallel ranks, for {type(module).__name__} has no num_key_value_groups to tell "
-                f"it so; choose a tp that divides {self.key_value}"
-            )
-        module.num_key_value_groups = self.query // self.ranks
+    def tell(self, module: nn.Module) -> None:
+        """Tell an attention module how many query heads share a key-value head on this rank."""
+        if self.shares_key_values and hasattr(module, "num_key_value_groups"):
+            module.num_key_value_groups = self.query // self.ranks

@@ -54,11 +54,10 @@ class Plan:
             )
         return found
 
-    def local_attributes(self, model: nn.Module) -> Iterator[tuple[nn.Module, str, str]]:
-        """Yield (module, attribute, kind) of what must count this rank's heads only."""
-        for name, module in model.named_modules():
-            for attribute, kind in self.local.get(_pattern(name), {}).items():
-                yield module, attribute, kind
+    def local_attributes(self, model: nn.Module) -> dict[str, Mapping[str, str]]:
+        """Return, by module name, the attributes that must count this rank's heads only, and their kinds."""
+        names = [name for name, _ in model.named_modules()]
+        return {name: self.local[_pattern(name)] for name in names if _pattern(name) in self.local}
 
 
 def plan_of(model: nn.Module) -> Plan:
@@ -82,9 +81,10 @@ def plan_of(model: nn.Module) -> Plan:
     return Plan(f"The plan that transformers gives {kind}", styles, complete=False)
 
 
-def given_plan(styles: Mapping[str, str]) -> Plan:
-    """Return the plan that a caller wrote: every pattern must name something."""
-    return Plan("plan=", dict(styles))
+def given_plan(model: nn.Module, styles: Mapping[str, str]) -> Plan:
+    """Return the plan that a caller wrote for `model`: every pattern must name something."""
+    own = _own_plan(model)
+    return Plan("plan=", dict(styles), {} if own is None else own.local)
 
 
 def _own_plan(model: nn.Module) -> Plan | None:
@@ -138,7 +138,11 @@ def _pattern(name: str) -> str:
 
 def _similar(model: nn.Module, missing: str) -> str:
     """A few patterns of the model, those that share most with `missing` first."""
-    wanted = set(missing.split("."))
+    wanted = missing.split(".")
     patterns = dict.fromkeys(_pattern(name) for name, module in model.named_modules() if name)
-    nearest = sorted(patterns, key=lambda pattern: -len(wanted & set(pattern.split("."))))
-    return ", ".join(nearest[:3])
+
+    def distance(pattern: str) -> tuple[int, int]:
+        parts = pattern.split(".")
+        return -len(set(wanted) & set(parts)), abs(len(wanted) - len(parts))
+
+    return ", ".join(sorted(patterns, key=distance)[:3])

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from npu_plugins.comm import ProcessMesh, check_group_device
-from npu_plugins.tensor_parallel.conversion import IN_PLACE, OWNERS, Conversion
+from npu_plugins.tensor_parallel.conversion import DIVIDES_HEADS, IN_PLACE, OWNERS, Conversion
 from npu_plugins.tensor_parallel.deferred import WeightGradients
 from npu_plugins.tensor_parallel.errors import TensorParallelError
 from npu_plugins.tensor_parallel.heads import Heads
@@ -69,14 +69,15 @@ def shard_model(
             "sequence from their input, which must be the whole one; make the mesh with "
             "sequence_parallel=False"
         )
-    chosen = plan_of(model) if plan is None else given_plan(plan)
+    chosen = plan_of(model) if plan is None else given_plan(model, plan)
     styles = chosen.matches(model)
     device = next(model.parameters()).device
     if device.type != "meta":
         check_group_device(group, device, f"the tp group of {type(model).__name__}")
         check_same_weights(model, group)
     job = _Job(model, group, chosen, styles, gather_logits, weight_gradients)
-    job.replace(dry=True)  # everything that can be refused is refused before anything is changed
+    job.check_attention()  # everything that can be refused is refused before anything is changed
+    job.replace(dry=True)
     job.check_ties()
     job.replace(dry=False)
     job.tell_modules(RandomStreams(group, mesh.device))
@@ -100,6 +101,8 @@ class _Job:
         self.modules = dict(model.named_modules())
         self.config = _text_config(model)
         self.output = None if gather_logits else self._output_layer()
+        self.attention = self._divided_attention()
+        self.local = plan.local_attributes(model)
 
     def _output_layer(self) -> str:
         output = self.model.get_output_embeddings()
@@ -112,10 +115,31 @@ class _Job:
             )
         return names[0]
 
-    def heads(self, name: str) -> Heads | None:
-        """Return the heads of the attention module that module `name` belongs to, if it does."""
-        parent = self.modules.get(name.rpartition(".")[0])
-        return Heads.of(parent, self.config, self.group.size())
+    def _divided_attention(self) -> dict[str, Heads]:
+        """The heads of each attention module that computes some of its heads on this rank, by its name.
+
+        One whose projections are gathered computes all of them, and stays as it is.
+        """
+        found = {}
+        for name, style in self.styles.items():
+            parent = name.rpartition(".")[0]
+            heads = Heads.of(self.modules.get(parent), self.config, self.group.size())
+            if heads is not None and style in DIVIDES_HEADS:
+                found[parent] = heads
+        return found
+
+    def check_attention(self) -> None:
+        """Refuse heads that do not divide, naming the first projection of them."""
+        for name, style in self.styles.items():
+            parent = name.rpartition(".")[0]
+            if style in DIVIDES_HEADS and parent in self.attention:
+                self.attention[parent].check(name, self.modules[parent])
+            if style == "merged_qkv" and parent not in self.local:
+                raise TensorParallelError(
+                    f"{name}: style {style!r} wants a plan of ours for {type(self.model).__name__}, which "
+                    "says what its attention module must be told; use 'colwise_gather_output' and, for the "
+                    "layer after it, 'rowwise_split_input'"
+                )
 
     def replace(self, dry: bool) -> None:
         """Convert every module of the plan; put the results in place unless `dry`."""
@@ -134,9 +158,7 @@ class _Job:
             if name not in self.modules:
                 self._replace_parameter(conversion, name, style)
                 continue
-            heads = self.heads(name)
-            if heads is not None and style not in IN_PLACE:
-                heads.check(name)
+            heads = self.attention.get(name.rpartition(".")[0])
             made = conversion.convert(name, self.modules[name], style, heads)
             if not dry and made is not self.modules[name]:
                 parent, _, own = name.rpartition(".")
@@ -175,18 +197,13 @@ class _Job:
 
     def tell_modules(self, streams: RandomStreams) -> None:
         """Set what the modules' own forward passes and the loss must know."""
-        attention = {name.rpartition(".")[0] for name, style in self.styles.items() if style not in IN_PLACE}
-        for name in sorted(attention):
-            heads = Heads.of(self.modules[name], self.config, self.group.size())
-            if heads is not None:
-                heads.tell(name, self.modules[name])
-                rows = [m for m in self.modules[name].children() if isinstance(m, RowParallelLinear)]
-                if len(rows) == 1:
-                    AttentionStream(streams).attach(self.modules[name], rows[0])
-        for module, attribute, kind in list(self.plan.local_attributes(self.model)):
-            heads = Heads.of(module, self.config, self.group.size())
-            if heads is not None:
-                _set_local(module, attribute, kind, heads)
+        for name, heads in self.attention.items():
+            heads.tell(self.modules[name])
+            rows = [m for m in self.modules[name].children() if isinstance(m, RowParallelLinear)]
+            if len(rows) == 1:
+                AttentionStream(streams).attach(self.modules[name], rows[0])
+            for attribute, kind in self.local.get(name, {}).items():
+                _set_local(self.modules[name], attribute, kind, heads)
         if self.output is not None:
             self.model.loss_function = VocabParallelCausalLoss(self.group)
 

@@ -59,6 +59,23 @@ def check_a_loaded_model_trains(mesh: Any) -> None:
         assert difference < 2e-5, (case.name, name, difference)
 
 
+def check_gathered_plans(mesh: Any) -> None:
+    """Attention whose projections are gathered computes all heads on every rank: any number of them goes."""
+    changes = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 48}
+    olmo = Case("olmo2", "Olmo2Config", changes)
+    phi = Case("phi3", "Phi3Config", {"num_key_value_heads": 1})
+    theirs = {
+        "model.layers.*.self_attn.qkv_proj": "colwise_gather_output",
+        "model.layers.*.self_attn.o_proj": "rowwise_split_input",
+        "model.layers.*.mlp.gate_up_proj": "colwise_rep",
+        "model.layers.*.mlp.down_proj": "rowwise_rep",
+        "model.embed_tokens": "embedding_colwise",
+        "model.norm": "replicate",
+    }
+    assert compare_training(olmo, mesh, torch.float32, 5e-6) == ""
+    assert compare_training(phi, mesh, torch.float32, 5e-6, plan=theirs) == ""
+
+
 def check_gradient_norm(mesh: Any) -> None:
     """Every parameter counts once: divided, replicated, and key-value heads that ranks share."""
     for case in (QWEN3, LLAMA, GPT2):
@@ -134,6 +151,7 @@ def check_bf16(mesh: Any) -> None:
 CHECKS = (
     check_accumulation,
     check_a_loaded_model_trains,
+    check_gathered_plans,
     check_gradient_norm,
     check_recomputation,
     check_dropout,

@@ -54,6 +54,14 @@ def check_heads(mesh: Any) -> None:
     refused(
         r"qkv_proj: 2 key-value heads, merged .* choose a tp that divides 2", lambda: shard_model(phi, mesh)
     )
+    wrong = make_model(Case("phi3", "Phi3Config"))
+    plan = {"model.layers.*.self_attn.o_proj": "merged_qkv"}
+    refused(r"o_proj: 32 output features are not the parts \[32, 32, 32\]",
+            lambda: shard_model(wrong, mesh, plan=plan), wrong)  # fmt: skip
+    single = llama(num_key_value_heads=1)
+    del single.model.layers[1].self_attn.num_key_value_groups
+    refused(r"layers\.1\.self_attn\.q_proj: 1 key-value heads cannot be .* by 4 .* LlamaAttention has",
+            lambda: shard_model(single, mesh), single)  # fmt: skip
     gpt = make_model(Case("gpt2", "GPT2Config", {"n_head": 2}))
     refused(r"h\.0\.attn\.c_attn: 2 attention heads cannot", lambda: shard_model(gpt, mesh), gpt)
 
@@ -68,9 +76,9 @@ def check_plans(mesh: Any) -> None:
         ({"model.norm": "embedding_rowwise"}, r"norm is a LlamaRMSNorm, which style 'embedding_rowwise'"),
         ({"model.layers.*.mlp.up_proj.weight": "colwise"},
          r"up_proj\.weight: style 'colwise' of a single parameter .*\[48, 32\].*name the mod"),
-        ({"model.layers.*.mlp.up_proj": "merged_qkv"}, r"up_proj: style 'merged_qkv' needs an attention"),
+        ({"model.layers.*.mlp.up_proj": "merged_qkv"}, r"up_proj: style 'merged_qkv' wants a plan of ours"),
         ({"model.layers.*.self_attn.q_proj": "merged_qkv"},
-         r"q_proj: 32 output features are not the parts \[32, 32, 32\]"),
+         r"q_proj: style 'merged_qkv' wants a plan of ours for LlamaForCausalLM"),
         ({"model.norm": "mla_kv_a_proj"}, r"model\.norm: .*needs qk_rope_head_dim"),
     ):  # fmt: skip
         refused(message, lambda plan=plan: shard_model(model, mesh, plan=plan), model)
