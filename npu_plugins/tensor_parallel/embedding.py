@@ -9,12 +9,13 @@ from torch import nn
 
 from npu_plugins.tensor_parallel.collectives import reduce_from_region, reduce_scatter_sequence
 from npu_plugins.tensor_parallel.errors import TensorParallelError
-from npu_plugins.tensor_parallel.groups import check_group_serves, choose_group, rank_of, size_of
+from npu_plugins.tensor_parallel.groups import check_group_serves, choose_group
 from npu_plugins.tensor_parallel.initialize import InitMethod, check_same_stream, cpu_seed, draw
-from npu_plugins.tensor_parallel.shard import Shard, mark, padded_size
+from npu_plugins.tensor_parallel.module import TensorParallelModule
+from npu_plugins.tensor_parallel.shard import Shard, padded_size
 
 
-class VocabParallelEmbedding(nn.Module):
+class VocabParallelEmbedding(TensorParallelModule):
     """torch.nn.Embedding with its rows divided over the group (Megatron-LM, arXiv 1909.08053 §3).
 
     Every rank looks up the ids of its own rows; the sum over the group is the embedding, exactly: all other
@@ -57,9 +58,9 @@ class VocabParallelEmbedding(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
         owner = f"VocabParallelEmbedding({num_embeddings}, {embedding_dim})"
         group = choose_group(owner, tp_size, group)
+        super().__init__(group)
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
             raise TensorParallelError(
                 f"{owner}: padding_idx {padding_idx} is none of the {num_embeddings} ids; give 0 to "
@@ -67,14 +68,11 @@ class VocabParallelEmbedding(nn.Module):
             )
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = padding_idx if padding_idx is None else padding_idx % num_embeddings
-        self.group, self.sequence_parallel = group, sequence_parallel
-        self.tp_size, self.tp_rank = size_of(group), rank_of(group)
+        self.sequence_parallel = sequence_parallel
         padded = padded_size(num_embeddings, self.tp_size, divisible_by)
         self._shard = Shard(0, self.tp_rank, self.tp_size, num_embeddings, padded_size=padded)
         self.first_row = self.tp_rank * self._shard.local_size
-        rows = self._shard.local_size
-        self.weight = nn.Parameter(torch.empty(rows, embedding_dim, device=device, dtype=dtype))
-        mark(self.weight, self._shard)
+        self.hold("weight", [num_embeddings, embedding_dim], self._shard, device, dtype)
         self._served: str | None = None
         if self.weight.device.type != "meta":
             if seed is None:

@@ -12,7 +12,7 @@ from torch import nn
 from npu_plugins.tensor_parallel.collectives import copy_to_region, gather_from_region, scatter_to_region
 from npu_plugins.tensor_parallel.deferred import WeightGradients
 from npu_plugins.tensor_parallel.errors import TensorParallelError
-from npu_plugins.tensor_parallel.groups import check_group_serves, choose_group, divide, rank_of, size_of
+from npu_plugins.tensor_parallel.groups import check_group_serves, choose_group, divide
 from npu_plugins.tensor_parallel.initialize import (
     InitMethod,
     check_same_stream,
@@ -21,10 +21,11 @@ from npu_plugins.tensor_parallel.initialize import (
     kaiming_uniform,
 )
 from npu_plugins.tensor_parallel.matmul import ColumnMatmul, RowMatmul, Setting
-from npu_plugins.tensor_parallel.shard import Shard, mark, padded_size
+from npu_plugins.tensor_parallel.module import TensorParallelModule
+from npu_plugins.tensor_parallel.shard import Shard, padded_size
 
 
-class ParallelLinear(nn.Module):
+class ParallelLinear(TensorParallelModule):
     """What all layers here have in common: sizes, group, options and how parameters are drawn.
 
     Attributes:
@@ -44,10 +45,8 @@ class ParallelLinear(nn.Module):
         skip_bias_add: bool,
         weight_gradients: WeightGradients | None,
     ) -> None:
-        super().__init__()
+        super().__init__(group)
         self.in_features, self.out_features = in_features, out_features
-        self.group = group
-        self.tp_size, self.tp_rank = size_of(group), rank_of(group)
         self.sequence_parallel = sequence_parallel
         self.skip_bias_add = skip_bias_add
         self.weight_gradients = weight_gradients
@@ -65,15 +64,9 @@ class ParallelLinear(nn.Module):
         dtype: torch.dtype | None,
     ) -> None:
         """Make the parameters, mark them, and draw them unless they are on the meta device."""
-        shape = [self.out_features, self.in_features]
-        if weight_shard is not None:
-            shape[weight_shard.dim] = weight_shard.local_size
-        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        mark(self.weight, weight_shard)
+        self.hold("weight", [self.out_features, self.in_features], weight_shard, device, dtype)
         if bias:
-            length = self.out_features if bias_shard is None else bias_shard.local_size
-            self.bias = nn.Parameter(torch.empty(length, device=device, dtype=dtype))
-            mark(self.bias, bias_shard)
+            self.hold("bias", [self.out_features], bias_shard, device, dtype)
         else:
             self.register_parameter("bias", None)
         if self.weight.device.type == "meta":

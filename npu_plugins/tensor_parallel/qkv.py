@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from npu_plugins.tensor_parallel.collectives import copy_to_region, gather_sequence
 from npu_plugins.tensor_parallel.errors import TensorParallelError
-from npu_plugins.tensor_parallel.groups import choose_group, divide, size_of
+from npu_plugins.tensor_parallel.groups import choose_group, divide
 from npu_plugins.tensor_parallel.linear import ColumnParallelLinear
 from npu_plugins.tensor_parallel.merged import MergedColumnParallelLinear, SharedColumnParallelLinear
+from npu_plugins.tensor_parallel.module import TensorParallelModule
 
 
-class QKVParallelLinear(nn.Module):
+class QKVParallelLinear(TensorParallelModule):
     """Query, key and value of multi-head or grouped-query attention (arXiv 2305.13245) from one input.
 
     Rank r of t gets the query heads r·h/t to (r+1)·h/t and the key-value heads that these use. As long as
@@ -52,12 +52,12 @@ class QKVParallelLinear(nn.Module):
         sequence_parallel: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__()
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         owner = f"QKVParallelLinear({hidden_size}, {head_dim}, heads={num_heads}, kv_heads={kv_heads})"
-        self.group = group = choose_group(owner, tp_size, group)
+        group = choose_group(owner, tp_size, group)
+        super().__init__(group)
         self.head_dim, self.sequence_parallel = head_dim, sequence_parallel
-        ranks = size_of(group)
+        ranks = self.tp_size
         self.local_heads = divide(owner, "num_heads", num_heads, ranks)
         if kv_heads < 1 or num_heads % kv_heads:
             raise TensorParallelError(

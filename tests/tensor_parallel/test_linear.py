@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from npu_plugins.tensor_parallel import (
     ColumnParallelLinear,
@@ -245,6 +246,53 @@ def test_one_reduction_in_each_direction(tp_ranks: World) -> None:
 
     expected_calls = {"all_reduce": 2, "all_gather_single": 0, "reduce_scatter_single": 0, "all_gather": 0}
     assert tp_ranks.run(body) == [expected_calls] * tp_ranks.size
+
+
+class Recorded(TorchDispatchMode):
+    """Names of the products and collectives that run within, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func.namespace == "c10d" or func.__name__.startswith(("mm", "addmm")):
+            self.names.append(func.__name__.partition(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_reduction_runs_beside_the_weight_gradient(cpu_ranks: World) -> None:
+    """Its call lies between the two products, and it is waited for behind them."""
+
+    def body() -> list[list[str]]:
+        seen = []
+        for sequence in (False, True):
+            own = ColumnParallelLinear(IN, OUT, group=group(), seed=0, bias=False, sequence_parallel=sequence)
+            y = own(normal(1, SEQ, BATCH, IN).requires_grad_())
+            with Recorded() as recorded:
+                y.backward(torch.ones_like(y))
+            seen.append(recorded.names)
+        return seen
+
+    plain = ["mm", "allreduce_", "mm"]
+    sequence = ["_allgather_base_", "mm", "_reduce_scatter_base_", "mm"]
+    assert cpu_ranks.run(body) == [[plain, sequence]] * cpu_ranks.size
+
+
+def test_between_the_passes_only_the_piece_of_the_sequence_is_kept(cpu_ranks: World) -> None:
+    def body() -> int:
+        own = ColumnParallelLinear(IN, OUT, group=group(), seed=0, bias=False, sequence_parallel=True)
+        kept: list[torch.Tensor] = []
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            kept.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            own(own_piece(normal(1, SEQ, BATCH, IN), 0).requires_grad_())
+        return sum(tensor.numel() for tensor in kept if tensor is not own.weight)
+
+    assert cpu_ranks.run(body) == [SEQ * BATCH * IN // cpu_ranks.size] * cpu_ranks.size
 
 
 def test_an_input_without_gradient_is_not_reduced(cpu_ranks: World) -> None:
