@@ -46,8 +46,8 @@ def read(next_batch: Callable[[], Any], count: int) -> list[MicroBatch]:
 
 def _micro_batch(batch: Any) -> MicroBatch:
     if isinstance(batch, Mapping):
-        inputs = {key: value for key, value in batch.items() if key != "labels"}
-        return MicroBatch(inputs, batch.get("labels"))
+        rest = {key: value for key, value in batch.items() if key != "labels"}
+        return MicroBatch(rest, batch.get("labels"))
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         # A DataLoader makes lists of tuples; layers are given tuples, as by DeepSpeed.
         inputs, labels = (tuple(part) if isinstance(part, list) else part for part in batch)

@@ -84,11 +84,12 @@ class PipelineConfig:
         """
         if config is None:
             return cls()
-        if not isinstance(config, Mapping):
-            from deepspeed.runtime.config_utils import load_ds_config
+        if isinstance(config, Mapping):
+            section = config.get("pipeline", {})
+        else:
+            from deepspeed import load_ds_config  # the reader of deepspeed.initialize: Hjson, no duplicates
 
-            config = load_ds_config(str(config))
-        section = config.get("pipeline", {})
+            section = load_ds_config(str(config)).get("pipeline", {})
         if not isinstance(section, Mapping):
             raise PipelineError(
                 f"pipeline is {section!r} in the DeepSpeed configuration; give a section {{…}}"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from deepspeed.runtime.base_optimizer import ZeROOptimizer
 from deepspeed.runtime.pipe.engine import PipelineEngine as DeepSpeedPipelineEngine
 from deepspeed.runtime.torch_autocast import autocast_if_enabled
 from torch.utils._pytree import tree_map_only
@@ -19,7 +18,13 @@ from npu_plugins.pipeline.config import PipelineConfig
 from npu_plugins.pipeline.engine_checks import check_optimizer, check_settings
 from npu_plugins.pipeline.errors import StageError
 from npu_plugins.pipeline.executor import Executor, Failure, Job, gradients_enabled
-from npu_plugins.pipeline.gradients import fold_gradients, gradient_of
+from npu_plugins.pipeline.gradients import (
+    clip_scaled_gradients,
+    fold_gradients,
+    gradient_of,
+    own_clipping,
+    scale_loss,
+)
 from npu_plugins.pipeline.losses import TOTAL, LossSum, split_loss
 from npu_plugins.pipeline.module import PipelineModule
 from npu_plugins.pipeline.p2p import Transport
@@ -56,6 +61,7 @@ class PipelineEngine(DeepSpeedPipelineEngine):
         self._logits: list[Any] = []
         self._batches: list[batches.MicroBatch] = []
         self._group = self.mesh.group("pp")
+        own_clipping(self)
         self._last_rank = module.placement.rank_of[-1]
         self._ready = True
         self.store = WeightGradients()
@@ -109,7 +115,8 @@ class PipelineEngine(DeepSpeedPipelineEngine):
     def _exec_schedule(self, schedule: Schedule) -> None:
         """Run one step: DeepSpeed's `train_batch` calls this between its timers and its logging."""
         digests = self._begin(schedule.micro_batches)
-        self._losses, self._logits, self.fwd_outputs = LossSum(), [], []
+        self._losses, self._logits = LossSum(), []
+        self.fwd_outputs: list[Any] = []
         job = Job(self._forward, self._load, self._finish, self._fold)
         tracing = not schedule.forward_only and self.global_steps + 1 in self.settings.trace_steps
         if tracing:
@@ -174,11 +181,7 @@ class PipelineEngine(DeepSpeedPipelineEngine):
         self.fwd_outputs.append(losses[TOTAL].detach())
         if not torch.is_grad_enabled():
             return None
-        loss = losses[TOTAL] / self.gradient_accumulation_steps()
-        if isinstance(self.optimizer, ZeROOptimizer):
-            return self.optimizer.scale_if_loss(loss)
-        scaler = self.torch_autocast_z0_gradscaler
-        return scaler.scale(loss) if scaler else loss
+        return scale_loss(self, losses[TOTAL] / self.gradient_accumulation_steps())
 
     def _fold(self) -> None:
         fold_gradients(self)
@@ -253,13 +256,13 @@ class PipelineEngine(DeepSpeedPipelineEngine):
             raise StageError(f"reduce_output is {reduce_output!r}; choose 'avg' or None")
         self.module.eval()
         self._compute_loss, self.eval_return_logits = compute_loss, return_logits
-        kept = self.data_iterator, self.training_dataloader
-        self.data_iterator = data_iter
+        training_data = self.data_iterator
+        self.data_iterator: Any = data_iter
         try:
             schedule = self._inference_schedule(num_micro_batches or self.micro_batches)
             self._exec_schedule(schedule)
         finally:
-            self.data_iterator, self.training_dataloader = kept
+            self.data_iterator = training_data
             self.eval_return_logits = False
         result: Any = self._reduced(reduce_output) if self.is_last_stage() else None
         if compute_loss and reduce_output and (bcast_loss or self.monitor.enabled):
@@ -292,6 +295,12 @@ class PipelineEngine(DeepSpeedPipelineEngine):
         self._global_grad_norm = clip_grad_norm_(
             self.module.parameters(), self.gradient_clipping(), self.mesh
         )
+
+    def _take_model_step(self, lr_kwargs: Any) -> None:
+        norm = clip_scaled_gradients(self)
+        super()._take_model_step(lr_kwargs)
+        if norm is not None:
+            self._global_grad_norm = norm
 
     def get_additional_losses(self) -> Mapping[str, torch.Tensor] | None:
         """Return the other losses of the last `train_batch`, by name."""

@@ -254,9 +254,9 @@ class _Run:
         for action in exchange.transfers:
             if action.kind is Kind.SEND_ACTIVATION:
                 self._describe(action)
-        transfers = [transfer for action in exchange.transfers if (transfer := self._transfer(action))]
-        handles = self.executor.transport.post([transfer for _, transfer in transfers])
-        for (action, transfer), handle in zip(transfers, handles, strict=True):
+        pairs = [pair for action in exchange.transfers if (pair := self._transfer(action))]
+        handles = self.executor.transport.post([transfer for _, transfer in pairs])
+        for (action, transfer), handle in zip(pairs, handles, strict=True):
             place = (action.stage, action.micro_batch)
             if action.kind is Kind.RECEIVE_ACTIVATION:
                 self.activations[place] = Arrival(transfer.tensors, handle)

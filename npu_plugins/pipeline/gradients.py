@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from deepspeed.runtime.base_optimizer import ZeROOptimizer
 
+from npu_plugins.comm import clip_grad_norm_
+
 
 def fold_gradients(engine: Any) -> None:
     """Hand over what a backward pass, or a deferred weight gradient, has left in ``.grad``.
@@ -40,3 +42,36 @@ def gradient_of(engine: Any, parameter: torch.Tensor) -> torch.Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
+
+
+def scale_loss(engine: Any, loss: torch.Tensor) -> torch.Tensor:
+    """Return the loss as the optimizer expects its backward to start: scaled, where it unscales gradients.
+
+    DeepSpeed 0.19.8's own engine forgets to do so for fp16 without ZeRO, whose optimizers divide by the scale
+    all the same (runtime/engine.py:3434 asks for a ZeROOptimizer).
+    """
+    optimizer = engine.optimizer
+    if isinstance(optimizer, ZeROOptimizer):
+        return optimizer.scale_if_loss(loss)
+    if engine.torch_autocast_z0_gradscaler:
+        return engine.torch_autocast_z0_gradscaler.scale(loss)
+    return loss.float() * optimizer.loss_scale if engine.fp16_enabled() else loss
+
+
+def own_clipping(engine: Any) -> None:
+    """Take clipping away from the fp16 optimizers without ZeRO, which count tied weights on every stage."""
+    if engine.fp16_enabled() and not isinstance(engine.optimizer, ZeROOptimizer):
+        engine.optimizer.clip_grad = 0.0
+
+
+def clip_scaled_gradients(engine: Any) -> torch.Tensor | None:
+    """Clip gradients that still carry the loss scale, where `own_clipping` took that over.
+
+    Returns:
+        The norm without the scale, or None where DeepSpeed clips. An overflow stays one: 0 × inf is nan.
+    """
+    if not engine.fp16_enabled() or isinstance(engine.optimizer, ZeROOptimizer):
+        return None
+    scale = engine.optimizer.loss_scale
+    limit = engine.gradient_clipping() * scale or float("inf")
+    return clip_grad_norm_(engine.module.parameters(), limit, engine.mesh) / scale

@@ -43,7 +43,7 @@ class MeshGrid(PipelineParallelGrid):
         self.pipe_groups = [list(ranks) for ranks in mesh.topology.groups("pp")]
         self.p2p_groups = self._build_p2p_groups()
         self.slice_group, self.slice_proc_group = list(mesh.ranks("tp")), mesh.get_slice_parallel_group()
-        self.mp_group, self.model_groups = [], [list(ranks) for ranks in mesh.topology.groups("tp")]
+        self.model_groups = [list(ranks) for ranks in mesh.topology.groups("tp")]
 
 
 def degrees_of(topology: Any, world_size: int) -> ParallelConfig:

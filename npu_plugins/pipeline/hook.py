@@ -13,8 +13,9 @@ from typing import Any
 
 def install(deepspeed: ModuleType) -> None:
     """Give DeepSpeed's module the choosing class; a second call does nothing."""
-    if not getattr(deepspeed.PipelineEngine, "chooses_by_model", False):
-        deepspeed.PipelineEngine = _chooser(deepspeed.PipelineEngine)
+    stock = vars(deepspeed)["PipelineEngine"]
+    if not getattr(stock, "chooses_by_model", False):
+        vars(deepspeed)["PipelineEngine"] = _chooser(stock)
 
 
 def initialize(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any, Any]:

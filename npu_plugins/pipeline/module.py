@@ -156,6 +156,10 @@ class PipelineModule(DeepSpeedPipelineModule):
         self.own_stages = self.placement.stages_of(self.stage_id)
         self._set_bounds(*self._bounds(self.own_stages[0]))
 
+    def _set_bounds(self, start: int | None = None, stop: int | None = None) -> None:
+        """Say which layers DeepSpeed's code shall take for this rank's."""
+        self._local_start, self._local_stop = start, stop
+
     def _bounds(self, stage: int) -> tuple[int, int]:
         return self.parts[stage], self.parts[stage + 1]
 
@@ -168,7 +172,8 @@ class PipelineModule(DeepSpeedPipelineModule):
 
     def _build(self) -> None:
         """Build the layers of this rank's stages, under the names DeepSpeed gives them."""
-        self.tied_modules, self.tied_weight_attrs = nn.ModuleDict(), {}
+        self.tied_modules = nn.ModuleDict()
+        self.tied_weight_attrs: dict[str, list[str]] = {}
         self.fwd_map: dict[str, int] = {}
         self.stage_funcs: dict[int, list[Any]] = {}
         self.forward_funcs: list[Any] = []

@@ -72,7 +72,8 @@ class Transport:
 
     def post(self, transfers: Sequence[Transfer]) -> list[Handle]:
         """Post the transfers of one exchange in this order, without waiting for them."""
-        operations, spans = [], []
+        operations: list[dist.P2POp] = []
+        spans: list[tuple[int, int]] = []
         for transfer in transfers:
             start = len(operations)
             operation = dist.isend if transfer.sends else dist.irecv

@@ -60,7 +60,7 @@ def defer_weight_gradients(modules: Iterable[nn.Module], store: WeightGradients)
             elif conv1d is not None and type(module) is conv1d:
                 module.__class__ = type("DeferringConv1D", (DeferringConv1D, conv1d), {})
             if isinstance(module, (DeferringLinear, DeferringConv1D)) or hasattr(module, "weight_gradients"):
-                module.weight_gradients = store  # type: ignore[assignment]
+                module.weight_gradients = store
 
 
 def _product(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from npu_plugins.pipeline.schedules import Span
 
 
-def write_chrome_trace(path: Path, spans: Iterable[Span]) -> None:
+def write_chrome_trace(path: Path, spans: Sequence[Span]) -> None:
     """Write spans, whose times are seconds since the step began, with one row for each rank."""
     events = [
         {
@@ -24,7 +24,7 @@ def write_chrome_trace(path: Path, spans: Iterable[Span]) -> None:
         }
         for span in spans
     ]
-    rows = sorted({event["tid"] for event in events})
+    rows = sorted({span.rank for span in spans})
     names = [
         {"name": "thread_name", "ph": "M", "pid": 0, "tid": row, "args": {"name": f"pipeline rank {row}"}}
         for row in rows

@@ -26,7 +26,8 @@ class Ranks:
         return self.world.run(function, *args, **kwargs)
 
 
-def _kept(pool: RankPool, size: int, backend: str) -> Iterator[Ranks]:
+def kept(pool: RankPool, size: int, backend: str) -> Iterator[Ranks]:
+    """Open a world with DeepSpeed for as long as a fixture lives."""
     reason = why_no_npu()
     if reason:
         pytest.skip(reason)
@@ -38,16 +39,16 @@ def _kept(pool: RankPool, size: int, backend: str) -> Iterator[Ranks]:
 @pytest.fixture(scope="module", params=["gloo", "hccl"])
 def two(rank_pool: RankPool, request: pytest.FixtureRequest) -> Iterator[Ranks]:
     """Two ranks on CPUs, then two on NPUs."""
-    yield from _kept(rank_pool, 2, request.param)
+    yield from kept(rank_pool, 2, request.param)
 
 
 @pytest.fixture(scope="module")
 def two_cpus(rank_pool: RankPool) -> Iterator[Ranks]:
     """Two ranks on CPUs."""
-    yield from _kept(rank_pool, 2, "gloo")
+    yield from kept(rank_pool, 2, "gloo")
 
 
 @pytest.fixture(scope="module")
 def four(rank_pool: RankPool) -> Iterator[Ranks]:
     """Four ranks on CPUs."""
-    yield from _kept(rank_pool, 4, "gloo")
+    yield from kept(rank_pool, 4, "gloo")
