@@ -63,7 +63,7 @@ def check_same_batch(batch: Any, mesh: ProcessMesh, *, axis: str = "tp") -> None
     problem, digest = None, b""
     try:
         digest = _digest(batch)
-    except CommError as error:
+    except Exception as error:  # whatever it is, the others wait for this rank and are told
         if group is None:
             raise
         problem = f"On rank {mesh.global_rank}, {error}"

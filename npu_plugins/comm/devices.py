@@ -77,12 +77,14 @@ def check_group_device(group: dist.ProcessGroup | None, device: torch.device, wh
 def inherited_timeout(device: torch.device) -> timedelta | None:
     """Return the default group's timeout for `device`, which torch does not hand on to new groups.
 
-    None where the default group has no backend for the device; torch's default serves then.
+    None where the default group has no backend for the device, or one that tells none; torch's default serves
+    then.
     """
     if device.type not in device_types(None):
         return None
     # torch 2.13 has no public way to ask a group for its timeout; its own tests read it like this.
-    return dist.distributed_c10d._get_default_group()._get_backend(device).options._timeout
+    options = getattr(dist.distributed_c10d._get_default_group()._get_backend(device), "options", None)
+    return getattr(options, "_timeout", None)
 
 
 def _own_index(device_type: str) -> int:

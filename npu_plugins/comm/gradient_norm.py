@@ -18,13 +18,13 @@ EPSILON = 1e-6
 def counts_here(parameter: torch.Tensor, mesh: ProcessMesh) -> bool:
     """Return whether this rank counts a parameter for the norm of its pipeline stage.
 
-    A parameter that is divided (``tensor_model_parallel``, Megatron's mark) is counted by every rank of the
-    tensor-parallel group, a replicated one by the first. A tied parameter's further copies on other stages
-    (``ds_pipe_replicated``, DeepSpeed's mark) are counted by nobody.
+    A parameter that is divided (``tensor_model_parallel``, Megatron's mark, or the older ``model_parallel``)
+    is counted by every rank of the tensor-parallel group, a replicated one by the first. A tied parameter's
+    further copies on other stages (``ds_pipe_replicated``, DeepSpeed's mark) are counted by nobody.
     """
     if getattr(parameter, "ds_pipe_replicated", False):
         return False
-    return mesh.rank("tp") == 0 or bool(getattr(parameter, "tensor_model_parallel", False))
+    return mesh.rank("tp") == 0 or _divided(parameter)
 
 
 def count_once(parameters: Iterable[torch.nn.Parameter], mesh: ProcessMesh) -> None:
@@ -45,8 +45,12 @@ def count_once(parameters: Iterable[torch.nn.Parameter], mesh: ProcessMesh) -> N
     for parameter in parameters:
         if later_stage:
             parameter.model_parallel = counts_here(parameter, mesh)
-        if getattr(parameter, "tensor_model_parallel", False) and parameter.requires_grad:
+        if _divided(parameter) and parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(_mark_gradient)
+
+
+def _divided(parameter: torch.Tensor) -> bool:
+    return any(getattr(parameter, mark, False) for mark in ("tensor_model_parallel", "model_parallel"))
 
 
 def _mark_gradient(parameter: torch.Tensor) -> None:

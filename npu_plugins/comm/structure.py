@@ -94,7 +94,7 @@ def slots(skeleton: Any) -> Iterator[TensorSlot]:
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's elements as a flat uint8 tensor on its device."""
-    return tensor.contiguous().view(-1).view(torch.uint8)
+    return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
 def first_difference(mine: Any, theirs: Any) -> tuple[str, str, str] | None:

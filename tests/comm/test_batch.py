@@ -51,6 +51,7 @@ def rich_batch(seed: int) -> dict[Any, Any]:
         "any bits": bits.view(torch.float32),  # NaNs with payloads, denormal numbers, both zeros
         "scalar": torch.tensor(1.5 + seed),
         "empty": torch.empty(0, 7),
+        "conjugate": torch.complex(torch.ones(3), torch.arange(3.0)).conj(),
         "carries a gradient": torch.rand(3, generator=generator).requires_grad_(),
         "named tuple": Coordinate(torch.arange(7) + seed, 7, "x"),
         3: ("deep", [{"er": (torch.ones(1, dtype=torch.int8),)}]),
