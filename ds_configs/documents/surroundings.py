@@ -43,16 +43,13 @@ class Core:
         if self.braceless:
             return []
         start = end + len(rest) - len(rest.lstrip())
+        shown = " ".join(rest.split())  # a reason is one line
         stop = end + len(rest.rstrip())
         if LEFT_OVER.fullmatch(rest) and not any(char in rest for char in "}])"):
-            what = "a code fence" if "```" in rest or "~~~" in rest else rest.strip()
+            what = "a code fence" if "```" in rest or "~~~" in rest else shown
             return [_around("text_around", start, stop, f"{what} stands after the JSON object", "delete it")]
         if LEFT_OVER.fullmatch(rest):
-            return [
-                _around(
-                    "bracket", start, stop, f"{rest.strip()[:20]} closes nothing", "delete it", safe=False
-                )
-            ]
+            return [_around("bracket", start, stop, f"{shown[:20]} closes nothing", "delete it", safe=False)]
         if self.stop is not None and SECOND.search(rest):
             reason = "a second code fence with a JSON document follows; the readers take one"
             return [_around("several_documents", start, stop, reason, "keep one of them", safe=False)]

@@ -31,6 +31,7 @@ def check(context: Context) -> Iterator[Finding]:
     yield from _autos(context)
     yield from _accumulation(context)
     yield from _fixed(context)
+    yield from _contradictions(context)
     yield from _gathering(context)
 
 
@@ -82,6 +83,22 @@ def _fixed(context: Context) -> Iterator[Finding]:
             edits=edits,
             safe=False,
         )
+
+
+def _contradictions(context: Context) -> Iterator[Finding]:
+    """Find numbers that no flag agrees with, since it would have to agree with another number too."""
+    first: dict[str, tuple[str, ...]] = {}
+    for path, flag in compared().items():
+        value = context.get(path)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        other = first.setdefault(flag, path)
+        if context.get(other) == value:
+            continue
+        names = f"{'.'.join(other)} is {shown(context.get(other))}, {'.'.join(path)} is {shown(value)}"
+        reason = f"{names}; HF compares both with {flag}"
+        mend = 'write "auto" for both' if context.takes_auto else "give both the same value"
+        yield context.finding("DSC707", path, reason, mend, on_value=True, loaders=ONLY)
 
 
 def _gathering(context: Context) -> Iterator[Finding]:
