@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -26,26 +26,24 @@ class Slot(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The structure of an activation: dicts, tuples, lists, plain values and, as slots, its tensors."""
+    """The structure of an activation: what it is made of, with a `Slot` in place of each tensor."""
 
-    tree: Any
-    leaves: tuple[Any, ...]
-    """A `Slot` for each tensor, and the plain values themselves."""
-
-    @property
-    def slots(self) -> list[Slot]:
-        """The tensors, in the order in which they travel."""
-        return [leaf for leaf in self.leaves if isinstance(leaf, Slot)]
+    skeleton: Any
+    slots: tuple[Slot, ...]
+    """The tensors, in the order in which they travel."""
 
     def gradients(self) -> list[Slot]:
         """The tensors whose gradients come back, in order."""
         return [slot for slot in self.slots if slot.requires_grad]
 
-    def fill(self, tensors: Sequence[torch.Tensor]) -> Any:
+    def fill(self, tensors: Iterable[torch.Tensor]) -> Any:
         """Return the activation with these tensors in its slots."""
         following = iter(tensors)
-        leaves = [next(following) if isinstance(leaf, Slot) else leaf for leaf in self.leaves]
-        return pytree.tree_unflatten(leaves, self.tree)
+
+        def put(leaf: Any) -> Any:
+            return next(following) if isinstance(leaf, Slot) else leaf
+
+        return pytree.tree_map(put, self.skeleton, is_leaf=_is_slot)
 
 
 def take_apart(activation: Any, what: str) -> tuple[Layout, list[torch.Tensor]]:
@@ -58,20 +56,26 @@ def take_apart(activation: Any, what: str) -> tuple[Layout, list[torch.Tensor]]:
     Raises:
         PipelineError: it holds something that cannot be sent.
     """
-    leaves, tree = pytree.tree_flatten(activation)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    described: list[Any] = []
-    for leaf in leaves:
+    tensors: list[torch.Tensor] = []
+    slots: list[Slot] = []
+
+    def take(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            described.append(Slot(tuple(leaf.shape), leaf.dtype, leaf.requires_grad))
-        elif leaf is None or isinstance(leaf, (bool, int, float, complex, str, bytes)):
-            described.append(leaf)
-        else:
-            raise PipelineError(
-                f"{what} holds a {type(leaf).__module__}.{type(leaf).__qualname__}; what goes from stage "
-                "to stage is made of tensors, plain values, tuples, lists and dicts"
-            )
-    return Layout(tree, tuple(described)), tensors
+            tensors.append(leaf)
+            slots.append(Slot(tuple(leaf.shape), leaf.dtype, leaf.requires_grad))
+            return slots[-1]
+        if leaf is None or isinstance(leaf, (bool, int, float, complex, str, bytes)):
+            return leaf
+        raise PipelineError(
+            f"{what} holds a {type(leaf).__module__}.{type(leaf).__qualname__}; what goes from stage to "
+            "stage is made of tensors, plain values, tuples, lists and dicts"
+        )
+
+    return Layout(pytree.tree_map(take, activation), tuple(slots)), tensors
+
+
+def _is_slot(value: Any) -> bool:
+    return isinstance(value, Slot)
 
 
 def as_leaves(tensors: Iterable[torch.Tensor], slots: Iterable[Slot]) -> list[torch.Tensor]:

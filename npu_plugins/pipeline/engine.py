@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from deepspeed.runtime.pipe.engine import TRAIN_BATCH_TIMER
 from deepspeed.runtime.pipe.engine import PipelineEngine as DeepSpeedPipelineEngine
 from deepspeed.runtime.torch_autocast import autocast_if_enabled
 from torch.utils._pytree import tree_map_only
@@ -93,6 +93,23 @@ class PipelineEngine(DeepSpeedPipelineEngine):
 
     # One step
 
+    def train_batch(self, data_iter: Any = None) -> torch.Tensor:
+        """Train one batch, as DeepSpeed's `train_batch`; return its mean loss, on every rank.
+
+        Args:
+            data_iter: of micro-batches: pairs (inputs, labels), or dicts with the key ``"labels"``. Read by
+                the ranks of the first and the last stage. None: what `set_dataiterator` got.
+
+        Raises:
+            StageError: on every rank, if one failed: its data ended, or an action raised. No step was taken.
+        """
+        try:
+            return super().train_batch(data_iter)
+        except StageError:
+            self.executor.spans = None
+            self.timers(TRAIN_BATCH_TIMER).stop()
+            raise
+
     def _train_schedule(self) -> Schedule:
         return self._schedule(self.micro_batches, training=True)
 
@@ -120,15 +137,13 @@ class PipelineEngine(DeepSpeedPipelineEngine):
         job = Job(self._forward, self._load, self._finish, self._fold)
         tracing = not schedule.forward_only and self.global_steps + 1 in self.settings.trace_steps
         if tracing:
-            self.control.worst(0)
             self.executor.spans = []
-        began = time.perf_counter()
         with gradients_enabled(schedule):
             failure = self.executor.run(schedule, job, digests)
         self._batches = []
         self._agree(failure)
         if tracing:
-            self._write_trace(began)
+            self._write_trace()
         if not schedule.forward_only:
             self.store.check_done()
             with torch.no_grad():
@@ -211,10 +226,9 @@ class PipelineEngine(DeepSpeedPipelineEngine):
         texts = [text for text in self.control.texts(told) if text]
         raise StageError(f"step {self.global_steps + 1} failed on {'; and on '.join(texts)}") from error
 
-    def _write_trace(self, began: float) -> None:
-        spans, self.executor.spans = self.executor.spans or [], None
-        own = [span._replace(start=span.start - began, end=span.end - began) for span in spans]
-        everyone = [span for each in self.control.of_pipeline(own) for span in each]
+    def _write_trace(self) -> None:
+        spans, self.executor.spans = self.executor.spans, None
+        everyone = [span for each in self.control.of_pipeline(spans) for span in each]
         if self.global_rank == 0:
             write_chrome_trace(Path(self.settings.trace_file.format(step=self.global_steps + 1)), everyone)
 

@@ -150,22 +150,29 @@ class _Run:
         """Run a compute action, unless something failed before."""
         if self.failed:
             return
-        began = time.perf_counter()
         try:
+            began = self._wait_for_inputs(action) if self.executor.spans is not None else 0.0
             _ACTIONS[action.kind](self, action.stage, action.micro_batch)
             if self.executor.spans is not None:
-                self._measure(action, began)
+                self.executor.spans.append(Span(self.executor.rank, action, began, self._now()))
         except PeerLostError:
             raise
         except Exception as error:
             self.failed, self.failure = True, Failure(action, error)
 
-    def _measure(self, action: Action, began: float) -> None:
+    def _wait_for_inputs(self, action: Action) -> float:
+        """Return when a measured action begins to compute: what it waits for is there, nothing else runs."""
+        arrivals = self.activations if action.kind is Kind.FORWARD else self.gradients
+        arrival = arrivals.get((action.stage, action.micro_batch))
+        if arrival is not None and action.kind is not Kind.WEIGHT_GRADIENT:
+            arrival.wait()
+        return self._now()
+
+    def _now(self) -> float:
         device = self.executor.device
         if device.type != "cpu":
             torch.get_device_module(device).synchronize(device)
-        assert self.executor.spans is not None
-        self.executor.spans.append(Span(self.executor.rank, action, began, time.perf_counter()))
+        return time.time()
 
     # Compute
 
@@ -206,8 +213,8 @@ class _Run:
         promised = self._remembered(following)
         if promised is not None and promised != layout:
             raise PipelineError(
-                f"the output of stage {stage} is {layout.leaves}, but a micro-batch of the same shapes gave "
-                f'{promised.leaves} before; set "pipeline": {{"dynamic_shape": true}}'
+                f"the output of stage {stage} is {layout.skeleton}, but a micro-batch of these shapes gave "
+                f'{promised.skeleton} before; set "pipeline": {{"dynamic_shape": true}}'
             )
         self.outputs[following] = layout, tensors
 
@@ -282,10 +289,10 @@ class _Run:
         if action.kind is Kind.SEND_ACTIVATION:
             layout = self.layouts[action.stage + 1, action.micro_batch]
             _, tensors = self.outputs.pop((action.stage + 1, action.micro_batch), (None, None))
-            slots = [] if layout is None else layout.slots
+            slots = [] if layout is None else list(layout.slots)
         elif action.kind is Kind.RECEIVE_ACTIVATION:
             layout = self._expected(place, action.peer)
-            slots, tensors = [] if layout is None else layout.slots, None
+            slots, tensors = [] if layout is None else list(layout.slots), None
         elif action.kind is Kind.SEND_GRADIENT:
             layout = self.layouts[place]
             tensors = self.input_gradients.pop(place, None)

@@ -10,13 +10,17 @@ from npu_plugins.pipeline.schedules import Span
 
 
 def write_chrome_trace(path: Path, spans: Sequence[Span]) -> None:
-    """Write spans, whose times are seconds since the step began, with one row for each rank."""
+    """Write spans, with one row for each rank; the first one begins at 0.
+
+    Their times are seconds of the hosts' wall clocks, which agree between hosts as well as NTP keeps them.
+    """
+    origin = min((float(span.start) for span in spans), default=0.0)
     events = [
         {
             "name": str(span.action),
             "cat": span.action.kind.name.lower(),
             "ph": "X",
-            "ts": float(span.start) * 1e6,
+            "ts": (float(span.start) - origin) * 1e6,
             "dur": float(span.end - span.start) * 1e6,
             "pid": 0,
             "tid": span.rank,
