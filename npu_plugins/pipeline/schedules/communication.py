@@ -12,42 +12,45 @@ nothing blocks; the closer they are, the less a rank's communication stream wait
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from npu_plugins.pipeline.errors import ScheduleError
-from npu_plugins.pipeline.schedules.actions import Action, Exchange, Kind, Step
+from npu_plugins.pipeline.schedules.actions import RECEIVES, Action, Exchange, Kind, Step
 from npu_plugins.pipeline.schedules.schedule import Schedule
 from npu_plugins.pipeline.schedules.simulate import UNIT, Costs, Simulation, Time, simulate
 
 _Transfer: TypeAlias = tuple[Time, int, int, int, Action]
-"""When it is produced, its direction, the producing stage, the micro-batch: the place in the order, the same
-for both ends; and what this end does."""
+"""When it is produced, its direction (activations first), the producing stage, the micro-batch: the place
+in the order, the same for both ends; and what this end does."""
 
 
-def add_communication(schedule: Schedule, costs: Costs = UNIT) -> Schedule:
+def add_communication(schedule: Schedule, costs: Costs | Sequence[Costs] = UNIT) -> Schedule:
     """Return `schedule` with the exchanges that its compute needs.
 
     A send is posted as soon as its tensor is there. A receive is posted before the action during which the
     peer should be done with it, no earlier, so that its buffer lives briefly and the transfer runs beside
-    compute. What is posted at one moment is one exchange, in both directions; but what the next action waits
-    for is never in one exchange with what only arrives while that action runs, as HCCL reports an exchange
-    complete as a whole.
+    compute. What is posted at one moment is one exchange, in both directions; but receives that the next
+    action does not wait for come behind the one that it does, as HCCL reports an exchange complete as a
+    whole.
 
     Args:
         schedule: compute only.
-        costs: the times by which transfers are put in order; compute times must be positive.
+        costs: the times by which transfers are put in order, as `simulate` takes them; compute times must be
+            positive.
 
     Raises:
-        ScheduleError: the schedule already holds exchanges, its compute deadlocks, or a cost is not positive.
+        ScheduleError: the schedule already holds exchanges, its compute deadlocks, or `costs` do not fit.
     """
     if any(isinstance(step, Exchange) for steps in schedule.steps for step in steps):
         raise ScheduleError(
             f"schedule {schedule.name} already holds exchanges: give the one its generator returned"
         )
-    if min(costs[:3]) <= 0:
-        raise ScheduleError(
-            f"transfers cannot be put in order by the costs {tuple(costs)}: compute takes time"
-        )
+    for each in [costs] if isinstance(costs, Costs) else costs:
+        if min(each[:3]) <= 0:
+            raise ScheduleError(
+                f"transfers cannot be put in order by the costs {tuple(each)}: compute takes time"
+            )
     simulation = simulate(schedule, costs)
     transfers = _transfers(schedule, simulation)
     steps = tuple(
@@ -74,7 +77,7 @@ def _transfers(schedule: Schedule, simulation: Simulation) -> list[list[_Transfe
             if not 0 <= other <= last or rank_of[other] == rank:
                 continue
             peer = rank_of[other]
-            place = (time, other - stage, stage, micro_batch)
+            place = (time, stage - other, stage, micro_batch)
             transfers[rank].append((*place, Action(send, stage, micro_batch, peer)))
             transfers[peer].append((*place, Action(receive, other, micro_batch, rank)))
     for each in transfers:
@@ -89,20 +92,41 @@ def _weave(
     steps: list[Step] = []
     position = 0
     for action, start, end in zip(compute, starts, ends, strict=True):
-        # What is there when the action starts is one exchange, each later moment another.
-        moment: Time | None = None
-        together: list[Action] = []
+        first = position
         while position < len(transfers) and transfers[position][0] < end:
-            time, *_, transfer = transfers[position]
-            if moment is not None and time > start and time != moment:
-                steps.append(Exchange(tuple(together)))
-                together = []
-            together.append(transfer)
-            moment = time
             position += 1
-        if together:
-            steps.append(Exchange(tuple(together)))
+        steps += _exchanges(transfers[first:position], action, start)
         steps.append(action)
     if position < len(transfers):
         steps.append(Exchange(tuple(transfer[-1] for transfer in transfers[position:])))
     return tuple(steps)
+
+
+def _exchanges(transfers: list[_Transfer], action: Action, start: Time) -> list[Exchange]:
+    """Divide what is posted before `action` so that it waits for nothing but its own input.
+
+    One exchange is of what is there when the action starts. No receive comes into it behind the action's
+    input, and what only arrives while the action runs makes an exchange for each moment.
+    """
+    exchanges: list[list[Action]] = []
+    moment, complete = start, False
+    for time, *_, transfer in transfers:
+        later = max(time, start)
+        if not exchanges or later != moment or (complete and transfer.kind in RECEIVES):
+            exchanges.append([])
+            complete = False
+        exchanges[-1].append(transfer)
+        moment = later
+        complete = complete or (
+            transfer.kind in RECEIVES
+            and transfer[1:3] == action[1:3]
+            and action.kind in _WAITS[transfer.kind]
+        )
+    return [Exchange(tuple(together)) for together in exchanges]
+
+
+_WAITS = {
+    Kind.RECEIVE_ACTIVATION: (Kind.FORWARD,),
+    Kind.RECEIVE_GRADIENT: (Kind.BACKWARD, Kind.INPUT_GRADIENT),
+}
+"""Which actions wait for a receive of their stage and micro-batch."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from npu_plugins.pipeline.schedules import (
     Action,
@@ -35,14 +36,36 @@ def test_1f1b_on_two_ranks() -> None:
 def test_ranks_that_finish_together_send_to_each_other_in_one_exchange() -> None:
     """With F as long as B, rank 0's F2 and rank 1's B1 end at the same time."""
     first, second = str(add_communication(build_schedule("1f1b", 2, 3), Costs(2, 1, 1))).splitlines()
-    assert "F2@0 [RG1@0<1 SA2@0>1] B1@0" in first
-    assert "B1@1 [SG1@1>0 RA2@1<0] F2@1" in second
+    assert "F2@0 [SA2@0>1 RG1@0<1] B1@0" in first
+    assert "B1@1 [RA2@1<0 SG1@1>0] F2@1" in second
 
 
 def test_what_arrives_during_an_action_is_posted_before_it_in_an_exchange_of_its_own() -> None:
     """Rank 1 sends the gradient of I1 at once; the next gradient comes while W0 runs, twice as long."""
     second = str(add_communication(build_schedule("zb-h1", 3, 6), Costs(1, 1, 2))).splitlines()[1]
     assert "I1@1 [SG1@1>0] [RG2@1<2] W0@1 [RA3@1<0] F3@1" in second
+
+
+def test_an_action_does_not_wait_for_more_than_its_input() -> None:
+    """On rank 1 the input of F3 and the gradient for I2, which runs after F3, come at the same time."""
+    second = str(add_communication(build_schedule("zb-h1", 3, 6))).splitlines()[1]
+    assert "W0@1 [RA3@1<0] [RG2@1<2] F3@1" in second
+
+
+@given(schedules(), costs)
+def test_no_receive_stands_in_an_exchange_behind_the_input_of_the_next_action(
+    schedule: Schedule, times: Costs
+) -> None:
+    for steps in add_communication(schedule, times).steps:
+        for place, step in enumerate(steps):
+            following = next((each for each in steps[place:] if not isinstance(each, Exchange)), None)
+            if following is None or not isinstance(step, Exchange):
+                continue
+            wanted = {"F": "RA", "B": "RG", "I": "RG"}.get(following.kind.value)
+            names = [(each.kind.value, each.stage, each.micro_batch) for each in step.transfers]
+            if (wanted, *following[1:3]) in names:
+                behind = names[names.index((wanted, *following[1:3])) + 1 :]
+                assert not [name for name in behind if name[0][0] == "R"]
 
 
 def test_stages_next_to_each_other_on_a_rank_need_no_message() -> None:
@@ -128,6 +151,12 @@ def test_every_action_gets_what_it_needs_by_the_order_of_messages(schedule: Sche
         assert value == "".join(path)
         ran += 1
     assert ran == stages * schedule.micro_batches * (1 if schedule.forward_only else 2)
+
+
+@given(schedules(), st.data())
+def test_costs_can_be_given_for_each_stage(schedule: Schedule, data: st.DataObject) -> None:
+    stages = schedule.placement.stages
+    validate(add_communication(schedule, data.draw(st.lists(costs, min_size=stages, max_size=stages))))
 
 
 def test_exchanges_are_put_in_once() -> None:
