@@ -86,11 +86,11 @@ def _fixed(context: Context) -> Iterator[Finding]:
 
 
 def _contradictions(context: Context) -> Iterator[Finding]:
-    """Find numbers that no flag agrees with, since it would have to agree with another number too."""
+    """Find values that no flag agrees with, since it would have to agree with another value too."""
     first: dict[str, tuple[str, ...]] = {}
     for path, flag in compared().items():
         value = context.get(path)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if value is None or value == AUTO:
             continue
         other = first.setdefault(flag, path)
         if context.get(other) == value:
