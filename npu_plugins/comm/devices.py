@@ -12,8 +12,12 @@ from npu_plugins.comm.errors import CommError
 
 
 def backend_of(group: dist.ProcessGroup | None) -> str:
-    """Return a group's backend as it was asked for, such as ``hccl``; None: the default group's."""
-    return dist.get_backend(group)
+    """Return a group's backend as it was asked for, such as ``hccl``; None: the default group's.
+
+    Where none was asked for, torch chose by the kinds of device, such as ``npu:hccl``.
+    """
+    backend = dist.get_backend(group)
+    return dist.get_backend_config(group) if backend == dist.Backend.UNDEFINED else backend
 
 
 def device_types(group: dist.ProcessGroup | None) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,6 +118,19 @@ def test_a_job_with_a_backend_for_each_device_uses_the_npu() -> None:
         ones = torch.ones(3, device=device)
         dist.all_reduce(ones, group=mesh.group("tp"))
         assert ones.tolist() == [2.0] * 3
+
+
+@pytest.mark.npu
+@on_ranks(2, backend=None)
+def test_a_job_that_named_no_backend_uses_the_npu(tmp_path: Path) -> None:
+    rank = int(os.environ["RANK"])
+    torch.npu.set_device(rank)
+    dist.init_process_group(init_method=f"file://{tmp_path}/store", rank=rank, world_size=2)
+    mesh = ProcessMesh.create(ParallelConfig(tp=2))
+    assert mesh.device == torch.device("npu", rank)
+    ones = torch.ones(3, device=mesh.device)
+    dist.all_reduce(ones, group=mesh.group("tp"))
+    assert ones.tolist() == [2.0] * 3
 
 
 @on_ranks(2, backend="gloo", group_timeout=41.0)
