@@ -11,17 +11,17 @@ from npu_plugins.pipeline.errors import PipelineError, ScheduleError
 from npu_plugins.pipeline.schedules.chrome_trace import chrome_trace
 from npu_plugins.pipeline.schedules.communication import add_communication
 from npu_plugins.pipeline.schedules.registry import TRAINING_SCHEDULES, build_schedule
-from npu_plugins.pipeline.schedules.schedule import Schedule, require_counts
-from npu_plugins.pipeline.schedules.simulate import Costs, Simulation, Time, simulate
+from npu_plugins.pipeline.schedules.schedule import require_counts
+from npu_plugins.pipeline.schedules.simulate import Costs, Time, simulate
 from npu_plugins.pipeline.schedules.svg import svg_timeline
 from npu_plugins.pipeline.schedules.timeline import text_timeline
-from npu_plugins.pipeline.schedules.validate import Report, validate
+from npu_plugins.pipeline.schedules.validate import count_transfers, peak_activations, validate
 
 
 def show(options: argparse.Namespace) -> int:
     """Draw one schedule, and say what it costs."""
     schedule = build_schedule(options.schedule, options.ranks, options.micro_batches, options.virtual_stages)
-    simulation, report, complete = _examine(schedule, _costs(options))
+    simulation = simulate(schedule, _costs(options))
     spans, placement = simulation.spans(), schedule.placement
     stages = f" with {placement.chunks} stages each" if placement.chunks > 1 else ""
     title = f"{schedule.name}, {placement.ranks} ranks{stages}, {schedule.micro_batches} micro-batches"
@@ -33,9 +33,11 @@ def show(options: argparse.Namespace) -> int:
         end="",
     )
     print(f"; {_number(simulation.bubble_inside)} between a rank's first and last action")
-    print(f"activations kept at most, by rank: {' '.join(map(_number, report.peak_activations))}")
-    print(f"sends and receives, by rank: {' '.join(map(str, report.transfers))}")
+    print(f"activations kept at most, by rank: {' '.join(map(_number, peak_activations(schedule)))}")
+    print(f"sends and receives, by rank: {' '.join(map(str, count_transfers(schedule)))}")
     if options.actions:
+        complete = add_communication(schedule)
+        validate(complete)
         print(complete)
     _write(options.svg, lambda: svg_timeline(spans, placement, title))
     _write(options.trace, lambda: chrome_trace(spans, seconds=1e-3))
@@ -56,13 +58,25 @@ def compare(options: argparse.Namespace) -> int:
         except ScheduleError as error:
             refusals.append(str(error))
             continue
-        simulation, report, _ = _examine(schedule, costs)
+        simulation = simulate(schedule, costs)
         share = f"{float(simulation.bubble / simulation.time):.1%}" if simulation.time else "0.0%"
-        numbers = (simulation.time, simulation.bubble, simulation.bubble_inside, report.peak)
+        numbers = (
+            simulation.time,
+            simulation.bubble,
+            simulation.bubble_inside,
+            max(peak_activations(schedule)),
+        )
         time, bubble, inside, peak = map(_number, numbers)
         print(
             _ROW.format(
-                name, schedule.placement.chunks, time, bubble, share, inside, peak, max(report.transfers)
+                name,
+                schedule.placement.chunks,
+                time,
+                bubble,
+                share,
+                inside,
+                peak,
+                max(count_transfers(schedule)),
             )
         )
     if refusals:
@@ -75,22 +89,16 @@ def compare(options: argparse.Namespace) -> int:
 _ROW = "{:<12} {:>6} {:>8} {:>8} {:>7} {:>7} {:>12} {:>9}"
 
 
-def _examine(schedule: Schedule, costs: Costs) -> tuple[Simulation, Report, Schedule]:
-    """Return times, what the validator finds, and the schedule with its communication."""
-    complete = add_communication(schedule)
-    return simulate(schedule, costs), validate(complete), complete
-
-
 def _costs(options: argparse.Namespace) -> Costs:
     return Costs(*(_duration(name, getattr(options, name)) for name in Costs._fields))
 
 
-def _duration(name: str, text: str) -> Fraction:
-    """Read a time such as 1, 0.5 or 2/3, exactly."""
+def _duration(name: str, text: str) -> float:
+    """Read a time such as 1, 0.5 or 2/3."""
     try:
-        value = Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        value = Fraction(-1)
+        value = float(Fraction(text))
+    except (ValueError, ZeroDivisionError, OverflowError):
+        value = -1.0
     if value < 0:
         raise PipelineError(
             f"--{name.replace('_', '-')} {text} is no time: give a number such as 1, 0.5 or 2/3"
@@ -99,7 +107,7 @@ def _duration(name: str, text: str) -> Fraction:
 
 
 def _number(value: Time) -> str:
-    return f"{float(value):.4g}"
+    return f"{round(float(value), 9) + 0.0:.4g}"  # sums of thirds end a little off; + 0.0 turns -0 into 0
 
 
 def _write(path: Path | None, text: Callable[[], str]) -> None:

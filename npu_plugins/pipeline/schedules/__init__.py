@@ -11,7 +11,7 @@ from npu_plugins.pipeline.schedules.one_f_one_b import one_f_one_b
 from npu_plugins.pipeline.schedules.registry import SCHEDULES, TRAINING_SCHEDULES, build_schedule, chunks_of
 from npu_plugins.pipeline.schedules.schedule import Placement, Schedule, loop, vee
 from npu_plugins.pipeline.schedules.simulate import Costs, Simulation, Span, simulate
-from npu_plugins.pipeline.schedules.validate import Report, peak_activations, validate
+from npu_plugins.pipeline.schedules.validate import Report, count_transfers, peak_activations, validate
 from npu_plugins.pipeline.schedules.zb_h1 import zb_h1
 from npu_plugins.pipeline.schedules.zb_v import zb_v
 
@@ -33,6 +33,7 @@ __all__ = [
     "add_communication",
     "build_schedule",
     "chunks_of",
+    "count_transfers",
     "dualpipe_v",
     "evaluation",
     "format_steps",

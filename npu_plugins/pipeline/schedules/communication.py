@@ -95,7 +95,8 @@ def _weave(
         first = position
         while position < len(transfers) and transfers[position][0] < end:
             position += 1
-        steps += _exchanges(transfers[first:position], action, start)
+        if position > first:
+            steps += _exchanges(transfers[first:position], action, start)
         steps.append(action)
     if position < len(transfers):
         steps.append(Exchange(tuple(transfer[-1] for transfer in transfers[position:])))

@@ -51,7 +51,7 @@ def validate(schedule: Schedule) -> Report:
         RankCheck(schedule, rank).run()
     check_order_of_messages(schedule)
     check_rendezvous(schedule)
-    return Report(peak_activations(schedule), tuple(map(_count_transfers, schedule.steps)))
+    return Report(peak_activations(schedule), tuple(map(_transfers_in, schedule.steps)))
 
 
 def check_placement(placement: Placement) -> None:
@@ -88,5 +88,19 @@ def peak_activations(schedule: Schedule) -> tuple[Fraction, ...]:
     return tuple(peaks)
 
 
-def _count_transfers(steps: tuple[Step, ...]) -> int:
+def count_transfers(schedule: Schedule) -> tuple[int, ...]:
+    """Return how many sends and receives each rank needs, whether or not they have been put in.
+
+    Each boundary between stages on two ranks takes one for every micro-batch and direction.
+    """
+    rank_of = schedule.placement.rank_of
+    counts = [0] * schedule.ranks
+    for here, there in zip(rank_of, rank_of[1:], strict=False):
+        if here != there:
+            counts[here] += schedule.micro_batches * (1 if schedule.forward_only else 2)
+            counts[there] += schedule.micro_batches * (1 if schedule.forward_only else 2)
+    return tuple(counts)
+
+
+def _transfers_in(steps: tuple[Step, ...]) -> int:
     return sum(len(step.transfers) for step in steps if isinstance(step, Exchange))

@@ -18,6 +18,7 @@ from npu_plugins.pipeline.schedules import (
     ScheduleError,
     add_communication,
     build_schedule,
+    count_transfers,
     peak_activations,
     simulate,
     validate,
@@ -81,6 +82,7 @@ def test_the_validator_accepts_every_schedule_whatever_costs_it_was_ordered_by(
     complete = add_communication(schedule, times)
     report = validate(complete)
     assert report.peak_activations == peak_activations(schedule)
+    assert report.transfers == count_transfers(schedule)
     assert [complete.compute(rank) for rank in range(schedule.ranks)] == list(schedule.steps)
     assert simulate(complete, times).ends == simulate(schedule, times).ends
 
