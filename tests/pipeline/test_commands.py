@@ -137,7 +137,7 @@ def test_readmes_example_prints_what_its_comments_say(capsys: pytest.CaptureFixt
 
 
 def test_times_in_thirds_add_up(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("pipeline show --schedule eval -p 4 -m 8 -v 3".split()) == 0
+    assert main(["pipeline", "show", "--schedule", "eval", "-p", "4", "-m", "8", "-v", "3"]) == 0
     assert capsys.readouterr().out.splitlines()[-3:] == [
         "time 9, of which each rank idles 1 (11.1%); 0 between a rank's first and last action",
         "activations kept at most, by rank: 0.3333 0.3333 0.3333 0.3333",
