@@ -37,6 +37,29 @@ def _reduce_scatter_single(
     return call(output, tensor, group=group, async_op=later)
 
 
+def start_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
+    """Begin to add up over the group, in place; the sum may be read after `wait()`.
+
+    The group is asked itself: for small activations, what dist.all_reduce checks and logs takes longer than
+    the sum.
+    """
+    return group.allreduce([tensor], _reduce_options(later=True))
+
+
+def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Add up over the group, in place, in the order of the device's current stream."""
+    work = group.allreduce([tensor], _reduce_options(later=False))
+    if work is not None:
+        work.wait()
+
+
+def _reduce_options(later: bool) -> dist.AllreduceOptions:
+    options = dist.AllreduceOptions()
+    if hasattr(options, "asyncOp"):  # since torch 2.8: whether another stream may be taken
+        options.asyncOp = later
+    return options
+
+
 def all_reduced(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
     """The sum over the group, in a new contiguous tensor. Not differentiable."""
     if group is None:

@@ -12,7 +12,13 @@ import torch.nn.functional as F
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from npu_plugins.tensor_parallel.collectives import all_gathered, start_all_gather, start_reduce_scatter
+from npu_plugins.tensor_parallel.collectives import (
+    all_gathered,
+    all_reduce,
+    start_all_gather,
+    start_all_reduce,
+    start_reduce_scatter,
+)
 from npu_plugins.tensor_parallel.deferred import WeightGradients, deliver, deliver_product
 
 Grads = tuple[torch.Tensor | None, ...]
@@ -80,7 +86,7 @@ class ColumnMatmul(Function):
         if dx is not None and sequence_parallel:
             dx, reduction = start_reduce_scatter(dx, group)
         elif dx is not None and group is not None:
-            reduction = dist.all_reduce(dx, group=group, async_op=True)
+            reduction = start_all_reduce(dx, group)
         if later:
             _leave_weight_gradients(ctx, dy2, x, group if sequence_parallel else None)
             dw, db = None, None
@@ -112,7 +118,7 @@ class RowMatmul(Function):
             y, work = start_reduce_scatter(y, group)  # [seq, batch, out] → [seq/tp, batch, out]
             work.wait()
         else:
-            dist.all_reduce(y, group=group)
+            all_reduce(y, group)
         return y if bias is None else y.add_(bias)
 
     @staticmethod
