@@ -33,7 +33,7 @@ from npu_plugins.pipeline.schedules.evaluation import evaluation
 from npu_plugins.pipeline.schedules.registry import build_schedule
 from npu_plugins.pipeline.split import defer_weight_gradients
 from npu_plugins.pipeline.tied import reduce_tied_gradients
-from npu_plugins.pipeline.trace import write_chrome_trace
+from npu_plugins.pipeline.trace import write_trace
 from npu_plugins.tensor_parallel.deferred import WeightGradients
 
 
@@ -230,7 +230,7 @@ class PipelineEngine(DeepSpeedPipelineEngine):
         spans, self.executor.spans = self.executor.spans, None
         everyone = [span for each in self.control.of_pipeline(spans) for span in each]
         if self.global_rank == 0:
-            write_chrome_trace(Path(self.settings.trace_file.format(step=self.global_steps + 1)), everyone)
+            write_trace(Path(self.settings.trace_file.format(step=self.global_steps + 1)), everyone)
 
     # Results
 
