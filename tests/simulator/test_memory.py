@@ -86,6 +86,23 @@ def test_filling_up_step_by_step_ends_in_out_of_memory_and_the_data_is_intact(lo
     assert 14 <= count <= 16
 
 
+def test_free_memory_in_pieces_serves_a_large_block(lone: World) -> None:
+    """A card maps its pages wherever they lie: only how much is free counts."""
+
+    def body() -> float:
+        pieces = [mebibytes(100) for _ in range(10)]
+        for piece in pieces:
+            piece.fill_(1)
+        del pieces[::2], piece
+        gc.collect()
+        torch.npu.empty_cache()
+        large = mebibytes(400).fill_(2)
+        assert all(bool((piece == 1).all()) for piece in pieces)
+        return float(large[::4096].sum())
+
+    assert lone.run(body) == [2.0 * len(range(0, 400 * MIB - 512, 4096))]
+
+
 def test_training_goes_on_after_out_of_memory(lone: World) -> None:
     def body() -> None:
         model = torch.nn.Linear(64, 64).npu()

@@ -20,7 +20,10 @@ namespace npu_sim {
 namespace {
 
 constexpr uint64_t kMagic = 0x4e50555f53494d31;  // "NPU_SIM1"
-constexpr uint64_t kAddressSpaceFactor = 8;      // reserved addresses per byte of capacity
+// Addresses per byte of capacity, for allocations and for reservations. A card maps pages wherever they lie, so that
+// free memory in pieces serves a large allocation: here it finds its addresses behind the pieces.
+constexpr uint64_t kAllocationFactor = 4;
+constexpr uint64_t kReservationFactor = 8;
 constexpr double kScanSeconds = 1.0;             // how stale the other processes' use may be
 
 struct Header {
@@ -84,7 +87,7 @@ uint64_t read_in_use(const std::string& path, std::set<ino_t>& seen) {
 }  // namespace
 
 Hbm::Hbm(int physical, uint64_t capacity)
-    : capacity_(capacity), mapped_bytes_(kHugePage + round_up(capacity, kHugePage) * (1 + kAddressSpaceFactor)) {
+    : capacity_(capacity), mapped_bytes_(kHugePage + round_up(capacity, kHugePage) * (kAllocationFactor + kReservationFactor)) {
     const char* node = getenv("NPU_SIM_NODE");
     name_ = std::string("npu-sim:") + (node && *node ? node : "0") + ":" + std::to_string(physical);
     fd_ = memfd_create(name_.c_str(), MFD_CLOEXEC);
@@ -98,9 +101,9 @@ Hbm::Hbm(int physical, uint64_t capacity)
                                  strerror(errno) + "; set NPU_SIM_HBM lower or raise `ulimit -v`.");
     base_ = static_cast<char*>(base);
     new (base_) Header{kMagic, {0}};
-    free_[kHugePage] = capacity_;
-    const uint64_t zone = kHugePage + round_up(capacity, kHugePage);
-    free_addresses_[zone] = mapped_bytes_ - zone;
+    const uint64_t zone = round_up(capacity, kHugePage) * kAllocationFactor;
+    free_[kHugePage] = zone;
+    free_addresses_[kHugePage + zone] = mapped_bytes_ - kHugePage - zone;
 }
 
 uint64_t Hbm::in_use() const { return reinterpret_cast<Header*>(base_)->in_use.load(); }
