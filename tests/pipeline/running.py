@@ -13,6 +13,10 @@ BOUNDS = {"fp32": 1e-6, "bf16": 2e-2, "fp16": 2e-2}
 
 def use_cpu() -> None:
     """Let DeepSpeed, which the pool imported for NPUs, work on the CPU in this rank."""
+    import deepspeed
+
+    # Before the accelerator is the CPU: DeepSpeed would compile its shared-memory collectives for that.
+    deepspeed.init_distributed("gloo")
     from deepspeed.accelerator import set_accelerator
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
