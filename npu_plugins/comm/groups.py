@@ -98,6 +98,23 @@ def make_groups(
     return own
 
 
+def wait_until_made() -> None:
+    """Wait until every rank of the world has made its groups.
+
+    gloo connects all ranks of a group while it is made. A rank that was done, and left or destroyed the group,
+    would break the connections of those that still are at it. The store serves, since it needs no group.
+    """
+    store = dist.PrefixStore("npu_plugins.comm.made", dist.distributed_c10d._get_default_store())
+    rank = dist.get_rank()
+    turn = store.add(f"meshes of rank {rank}", 1)
+    store.set(f"{turn} by rank {rank}", "made")
+    if rank == 0:
+        for other in range(1, dist.get_world_size()):
+            store.get(f"{turn} by rank {other}")
+        store.set(f"{turn} by all", "made")
+    store.get(f"{turn} by all")
+
+
 def _new_group(ranks: tuple[int, ...], backend: str, options: GroupOptions) -> Any:
     pg_options = None
     if options.hccl_buffer_mib is not None:

@@ -18,7 +18,7 @@ from npu_plugins.comm.devices import (
     make_current,
 )
 from npu_plugins.comm.errors import CommError
-from npu_plugins.comm.groups import GroupOptions, check_ranks_agree, make_groups
+from npu_plugins.comm.groups import GroupOptions, check_ranks_agree, make_groups, wait_until_made
 from npu_plugins.comm.mpu import MegatronGetters
 from npu_plugins.comm.topology import Coordinate, Topology
 
@@ -89,6 +89,7 @@ class ProcessMesh(MegatronGetters):
         buffers = "" if hccl_buffer_mib is None else f", hccl_buffer_mib {hccl_buffer_mib}"
         check_ranks_agree(f"{_degrees(config)} over {backend}{buffers}")
         groups = make_groups(topology, dist.get_rank(), backend, options)
+        wait_until_made()
         for axis, group in groups.items():
             check_group_device(group, device, f"the {axis} group")
         return cls(topology, dist.get_rank(), groups, device, backend)
