@@ -30,8 +30,8 @@ BY_FLAGS = [
     if load_preset(name).get("train_batch_size") == "auto" and "tensor_parallel" not in load_preset(name)
 ]
 COMBINATIONS = [(preset, precision) for preset in BY_FLAGS for precision in PRECISIONS]
-# The others that the Trainer can train, with the flags that agree with their numbers. They run in one process,
-# one after the other, and DeepSpeed keeps its tensor-parallel groups for the process, so AutoTP's comes last.
+# The others that the Trainer can train, with the flags that agree with their numbers. They run one after the
+# other in one process, for which DeepSpeed keeps its tensor-parallel groups, so AutoTP's comes last.
 BATCH_OF_256 = ["--fp16", "--per_device_train_batch_size", "32", "--gradient_accumulation_steps", "4"]
 OTHERS = {
     "docs_zero2": BATCH_OF_256,
