@@ -101,7 +101,7 @@ def make_groups(
 def wait_until_made() -> None:
     """Wait until every rank of the world has made its groups.
 
-    gloo connects all ranks of a group while it is made. A rank that was done, and left or destroyed its group,
+    gloo connects a group's ranks while it is made. A rank that was done, and left or destroyed its group,
     would break the connections of those still at it. The store serves, since it needs no group.
     """
     store = dist.PrefixStore("npu_plugins.comm.made", dist.distributed_c10d._get_default_store())
