@@ -13,8 +13,7 @@ from npu_plugins.pipeline.errors import PeerLostError
 
 OPEN_SENDS = 4
 """Sends to one peer in one direction that may be unfinished at once. Each holds its tensor; the receiver is
-at
-most about one action behind, so that a fifth waits only where something is badly late."""
+one action behind or so, and a fifth send waits only where something is badly late."""
 
 
 class Transfer(NamedTuple):

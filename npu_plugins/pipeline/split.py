@@ -40,8 +40,7 @@ class DeferringLinear(nn.Linear):
 
 
 class DeferringConv1D(nn.Module):
-    """transformers' ``Conv1D``, a linear layer with its weight stored as ``[in, out]``, that does the
-    same."""
+    """transformers' ``Conv1D``, a linear layer whose weight is ``[in, out]``, that does the same."""
 
     weight_gradients: WeightGradients
 

@@ -35,8 +35,13 @@ def _pipeline(context: Context) -> Iterator[Finding]:
     if not isinstance(block, dict):
         return
     read = ", ".join(PIPELINE_READS)
-    reason = f"the pipeline block makes no pipeline: only a PipelineModule does, and it reads {read} alone"
-    mend = "build the model as a PipelineModule and give its stages there, or delete the block"
+    reason = (
+        f"the pipeline block makes no pipeline: a PipelineModule does, and DeepSpeed's reads {read} alone"
+    )
+    mend = (
+        "build the model as a PipelineModule: npu_plugins.pipeline.module's reads its stages here, "
+        "DeepSpeed's is given them in the call; or delete the block"
+    )
     yield context.finding("DSC404", ("pipeline",), reason, mend)
     if context.stage >= 2:
         reason = f"a PipelineModule refuses ZeRO stage {context.stage}"
