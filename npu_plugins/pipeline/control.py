@@ -36,14 +36,22 @@ class Control:
 
     def worst(self, number: int) -> int:
         """Return the largest of all ranks' numbers."""
-        value = torch.tensor([number])
-        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self._world)
-        return int(value)
+        return self.largest([number])[0]
+
+    def largest(self, numbers: Sequence[int]) -> list[int]:
+        """Return the largest of all ranks' numbers at each place."""
+        values = torch.tensor(list(numbers), dtype=torch.int64)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self._world)
+        return values.tolist()
 
     def texts(self, text: str) -> list[str]:
         """Return every rank's text."""
+        return self.everyone(text)
+
+    def everyone(self, value: Any) -> list[Any]:
+        """Return the value of every rank of the world, any that pickles."""
         found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, text, group=self._world)
+        dist.all_gather_object(found, value, group=self._world)
         return found
 
     def of_pipeline(self, value: Any) -> list[Any]:

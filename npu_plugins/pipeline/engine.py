@@ -28,6 +28,7 @@ from npu_plugins.pipeline.gradients import (
 from npu_plugins.pipeline.losses import TOTAL, LossSum, split_loss
 from npu_plugins.pipeline.module import PipelineModule
 from npu_plugins.pipeline.p2p import Transport
+from npu_plugins.pipeline.same_batches import differing, explain, fingerprints
 from npu_plugins.pipeline.schedules import Schedule, add_communication
 from npu_plugins.pipeline.schedules.evaluation import evaluation
 from npu_plugins.pipeline.schedules.registry import build_schedule
@@ -157,7 +158,8 @@ class PipelineEngine(DeepSpeedPipelineEngine):
         """Read the step's micro-batches; return their digests, equal on all ranks of the pipeline.
 
         Raises:
-            StageError: on every rank, if one has too few or something else than batches.
+            StageError: on every rank, if one has too few or something else than batches, or ranks of one
+                replica have different ones.
         """
         error: Exception | None = None
         digests: list[int] = []
@@ -167,7 +169,12 @@ class PipelineEngine(DeepSpeedPipelineEngine):
                 digests = batches.digests(self._batches) if self.is_first_stage() else []
             except Exception as caught:
                 error = caught
-        if self.control.worst(int(error is not None)):
+        given = [] if error else self._batches
+        worst, *prints = self.control.largest([int(error is not None), *fingerprints(given, self.mesh)])
+        if not worst and differing(prints):
+            worst, error = 1, explain(given, self.mesh, self.control)
+        if worst:
+            self._batches = []
             self._raise_together(error, "its data")
         return self.control.shared(digests, micro_batches, self.module.placement.rank_of[0])
 
