@@ -13,9 +13,9 @@ from torch import nn
 from npu_plugins.checkpoint.errors import CheckpointError
 from npu_plugins.checkpoint.files import CheckpointFiles
 from npu_plugins.comm import ProcessMesh
-from npu_plugins.tensor_parallel.collectives import sum_gradients
+from npu_plugins.tensor_parallel.filling import filled_like, full_shape
 from npu_plugins.tensor_parallel.plans import base_prefix
-from npu_plugins.tensor_parallel.shard import mark, shard_of
+from npu_plugins.tensor_parallel.shard import shard_of
 from npu_plugins.tensor_parallel.sharding import shard_model
 
 
@@ -55,7 +55,7 @@ def load_sharded(
     model = _without_weights(config, model_class, dtype or files.dtype())
     check_stored_as_is(model)
     names = stored_names(model, files)
-    _check_shapes(model, files, names)
+    check_shapes(model, files, names)
     tied = _tied(model)
     shard_model(model, mesh, **shard_options)
     _materialize(model, mesh, files, names)
@@ -157,14 +157,18 @@ def _tied(model: nn.Module) -> dict[str, list[str]]:
     return {name: [n for n in names if n != name] for names in by_id.values() for name in names}
 
 
-def _check_shapes(model: nn.Module, files: CheckpointFiles, names: dict[str, str]) -> None:
-    shapes = dict(model.named_parameters(remove_duplicate=False))
-    for name, parameter in shapes.items():
-        stored = files.tensors.get(names.get(name, ""))
-        if stored is not None and stored.shape != tuple(parameter.shape):
+def check_shapes(model: nn.Module, files: CheckpointFiles, names: dict[str, str]) -> None:
+    """Refuse a checkpoint whose tensors are not of a model's shapes; the model may be divided already.
+
+    Raises:
+        CheckpointError: naming the first that is not.
+    """
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        stored, expected = files.tensors.get(names.get(name, "")), full_shape(parameter)
+        if stored is not None and list(stored.shape) != expected:
             raise CheckpointError(
                 f"{stored.name} in {stored.file} has shape {list(stored.shape)}, but {name} of "
-                f"{type(model).__name__} has {list(parameter.shape)}; is config.json of the same model?"
+                f"{type(model).__name__} has {expected}; is config.json of the same model?"
             )
 
 
@@ -179,7 +183,7 @@ def _check_ties(
     parameters = dict(model.named_parameters(remove_duplicate=False))
     twice = [(n, o) for n, others in tied.items() for o in others if n < o and n in names and o in names]
     for name, other in twice:
-        again = _read_local(parameters[name], torch.device("cpu"), files, names[name])
+        again = read_local(parameters[name], torch.device("cpu"), files, names[name])
         differ = torch.tensor(float(not torch.equal(again, parameters[name].cpu())), device=mesh.device)
         if mesh.group("tp") is not None:  # the difference may be in one rank's part
             dist.all_reduce(differ, op=dist.ReduceOp.MAX, group=mesh.group("tp"))
@@ -198,7 +202,8 @@ def _materialize(model: nn.Module, mesh: ProcessMesh, files: CheckpointFiles, na
         for own, parameter in module.named_parameters(recurse=False):
             name = f"{path}.{own}" if path else own
             if id(parameter) not in made and name in names:
-                made[id(parameter)] = _read_parameter(parameter, mesh, files, names[name])
+                local = read_local(parameter, mesh.device, files, names[name])
+                made[id(parameter)] = filled_like(parameter, local, mesh.group("tp"))
         for own, buffer in module.named_buffers(recurse=False):
             name = f"{path}.{own}" if path else own
             setattr(module, own, buffer.to(mesh.device))
@@ -209,24 +214,20 @@ def _materialize(model: nn.Module, mesh: ProcessMesh, files: CheckpointFiles, na
             module.register_parameter(own, made[id(parameter)])
 
 
-def _read_parameter(
-    parameter: nn.Parameter, mesh: ProcessMesh, files: CheckpointFiles, name: str
-) -> nn.Parameter:
-    """A parameter like the one on the meta device, marks too, with the rank's part of the stored tensor."""
-    local = _read_local(parameter, mesh.device, files, name)
-    made = nn.Parameter(local, requires_grad=parameter.requires_grad)
-    mark(made, shard_of(parameter))
-    if getattr(parameter, "stored_transposed", False):
-        made.stored_transposed = True
-    if getattr(parameter, "sums_gradients", False):
-        sum_gradients([made], mesh.group("tp"))
-    return made
-
-
-def _read_local(
+def read_local(
     parameter: nn.Parameter, device: torch.device, files: CheckpointFiles, name: str
 ) -> torch.Tensor:
-    """The rank's part of the stored tensor, as `parameter` holds it."""
+    """Return the rank's part of a stored tensor, as `parameter` holds it; only that part is read.
+
+    Args:
+        parameter: gives shape, dtype and which part; it may be on the meta device.
+        device: of the result.
+        files: the checkpoint.
+        name: that the checkpoint gives the tensor.
+
+    Raises:
+        CheckpointError: the stored tensor has another shape.
+    """
     local = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
     transposed = getattr(parameter, "stored_transposed", False)
     stored_way = local.t() if transposed else local

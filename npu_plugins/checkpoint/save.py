@@ -20,6 +20,7 @@ from npu_plugins.checkpoint.errors import CheckpointError
 from npu_plugins.checkpoint.files import INDEX_FILE, SINGLE_FILE, CheckpointFiles, StoredTensor
 from npu_plugins.checkpoint.load import check_stored_as_is, stored_names
 from npu_plugins.comm import ProcessMesh
+from npu_plugins.tensor_parallel.filling import full_shape
 from npu_plugins.tensor_parallel.shard import gather_full, shard_of
 
 MAX_FILE_BYTES = 5 * 10**9
@@ -102,20 +103,13 @@ def _to_save(model: nn.Module, mesh: ProcessMesh) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _full_shape(tensor: torch.Tensor) -> list[int]:
-    shape, shard = list(tensor.shape), shard_of(tensor)
-    if shard is not None:
-        shape[shard.dim] = shard.full_size
-    return shape[::-1] if getattr(tensor, "stored_transposed", False) else shape
-
-
 def _fill_files(tensors: Mapping[str, torch.Tensor], max_file_bytes: int) -> _Layout:
     if max_file_bytes < 1:
         raise CheckpointError(f"max_file_bytes is {max_file_bytes}; give a size above 0")
     groups: list[list[str]] = [[]]
     room, total = max_file_bytes, 0
     for name, tensor in tensors.items():
-        size = tensor.dtype.itemsize * torch.Size(_full_shape(tensor)).numel()
+        size = tensor.dtype.itemsize * torch.Size(full_shape(tensor)).numel()
         if groups[-1] and size > room:
             groups.append([])
             room = max_file_bytes
@@ -128,7 +122,7 @@ def _fill_files(tensors: Mapping[str, torch.Tensor], max_file_bytes: int) -> _La
     index = None
     if count > 1:
         weight_map = {key: file for file, keys in files.items() for key in sorted(keys)}
-        parameters = sum(torch.Size(_full_shape(tensor)).numel() for tensor in tensors.values())
+        parameters = sum(torch.Size(full_shape(tensor)).numel() for tensor in tensors.values())
         about = {"total_parameters": parameters, "total_size": total}
         content = {"metadata": about, "weight_map": dict(sorted(weight_map.items()))}
         index = json.dumps(content, indent=2) + "\n"
@@ -168,9 +162,9 @@ def _first_names(model: nn.Module) -> dict[str, str]:
 
 
 def _check_same_kind(name: str, tensor: torch.Tensor, stored: StoredTensor) -> None:
-    if stored.dtype != tensor.dtype or list(stored.shape) != _full_shape(tensor):
+    if stored.dtype != tensor.dtype or list(stored.shape) != full_shape(tensor):
         raise CheckpointError(
-            f"{name} is {tensor.dtype} of shape {_full_shape(tensor)}, but the source has {stored.name} as "
+            f"{name} is {tensor.dtype} of shape {full_shape(tensor)}, but the source has {stored.name} as "
             f"{stored.dtype} of shape {list(stored.shape)}, and its config.json says so; convert the model "
             "first, or leave source out"
         )
