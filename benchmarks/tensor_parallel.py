@@ -24,39 +24,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from side_by_side.launch import run_ranks
 
 RANKS = 2
 
 
 def measure(device: str, rounds: dict[str, int]) -> dict[str, Any]:
     """Start the ranks for one kind of device and return what rank 0 tells."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # megatron-core warns without, card or not
-    environment.pop("NPU_SIM", None)
+    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # megatron-core warns without, card or not
     if device == "npu":
         environment["NPU_SIM"] = str(RANKS)
-    with tempfile.TemporaryDirectory(prefix="tensor-parallel-") as folder:
-        output = Path(folder, "figures.json")
-        command = [sys.executable, __file__, "--devices", device, "--json", str(output)]
-        command += ["--store", f"{folder}/store", "--rounds", json.dumps(rounds), "--rank"]
-        ranks = [
-            subprocess.Popen([*command, str(rank)], env={**environment, "RANK": str(rank)})
-            for rank in range(RANKS)
-        ]
-        try:
-            codes = [rank.wait(timeout=900) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        if any(codes):
-            raise SystemExit(f"a rank of the measurement on {device} failed ({codes}); its error is above.")
-        return json.loads(output.read_text())
+    arguments = ["--devices", device, "--rounds", json.dumps(rounds)]
+    return run_ranks(__file__, arguments, RANKS, environment)
 
 
 def as_rank(arguments: argparse.Namespace) -> None:

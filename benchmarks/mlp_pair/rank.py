@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from side_by_side.rounds import alternate
 
 from mlp_pair.case import SHAPES, Shape, draw, largest_error, unsharded
 from mlp_pair.contenders import CONTENDERS, OPTIONAL, Contender
@@ -48,7 +47,15 @@ def _measure_shape(
     shape: Shape, device: torch.device, group: dist.ProcessGroup, rounds: int
 ) -> dict[str, Any]:
     contenders, figures = _build(shape, device, group)
-    for name, seconds in _alternate(contenders, shape.steps, rounds, _synchronizer(device), group).items():
+    turns = alternate(
+        {name: contender.step for name, contender in contenders.items()},
+        rounds,
+        WARM_UP_ROUNDS,
+        group,
+        steps=shape.steps,
+        synchronize=_synchronizer(device),
+    )
+    for name, seconds in turns.items():
         figures[name]["ms"] = [value * 1e3 for value in seconds]
     return figures
 
@@ -83,41 +90,3 @@ def _build(
 
 def _synchronizer(device: torch.device) -> Callable[[], None]:
     return (lambda: None) if device.type == "cpu" else torch.accelerator.synchronize
-
-
-def _alternate(
-    contenders: dict[str, Contender],
-    steps: int,
-    rounds: int,
-    synchronize: Callable[[], None],
-    group: dist.ProcessGroup,
-) -> dict[str, list[float]]:
-    """Seconds of a step by contender and round, the slowest rank's; each round starts with another one."""
-    names = list(contenders)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    gc.collect()
-    gc.disable()
-    for round_ in range(rounds + WARM_UP_ROUNDS):
-        first = round_ % len(names)
-        for name in names[first:] + names[:first]:
-            seconds[name].append(_time(contenders[name], steps, synchronize, group))
-    gc.enable()
-    every_rank: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(every_rank, seconds, group=group)
-    return {
-        name: [max(values) for values in zip(*(of[name] for of in every_rank), strict=True)][WARM_UP_ROUNDS:]
-        for name in names
-    }
-
-
-def _time(
-    contender: Contender, steps: int, synchronize: Callable[[], None], group: dist.ProcessGroup
-) -> float:
-    synchronize()
-    dist.barrier(group=group)
-    synchronize()
-    start = time.perf_counter()
-    for _ in range(steps):
-        contender.step()
-    synchronize()
-    return (time.perf_counter() - start) / steps

@@ -6,6 +6,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from side_by_side.rounds import ratio
+
 from mlp_pair.case import LARGE, SHAPES, SMALL
 
 FLOOR_GOAL = 1.03
@@ -13,12 +15,6 @@ FLOOR_GOAL = 1.03
 
 PEERS = ("by hand", "megatron-core", "DTensor")
 DEVICES = {"npu": "simulated NPUs, HCCL", "cpu": "CPU, gloo"}
-
-
-def ratio(figures: dict[str, Any], name: str, to: str) -> float:
-    """Median over the rounds of one contender's time over another's in the same round."""
-    pairs = zip(figures[name]["ms"], figures[to]["ms"], strict=True)
-    return statistics.median(one / other for one, other in pairs)
 
 
 def summary(figures: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -32,8 +28,8 @@ def summary(figures: dict[str, Any]) -> dict[str, dict[str, float]]:
             "median_ms": median,
             "lower_quartile_ms": low,
             "upper_quartile_ms": high,
-            "over_floor": ratio(figures, name, "floor"),
-            "ours_over_it": ratio(figures, "ours", name),
+            "over_floor": ratio(row["ms"], figures["floor"]["ms"]),
+            "ours_over_it": ratio(figures["ours"]["ms"], row["ms"]),
             "error": row["error"],
         }
     return table
@@ -67,12 +63,14 @@ def _print_table(title: str, rows: dict[str, Any]) -> None:
 def verdict(shape: str, rows: dict[str, Any]) -> str:
     """The goal of this shape and whether it is met, in one line."""
     if shape == LARGE.name:
-        reached = ratio(rows, "ours", "floor")
+        reached = ratio(rows["ours"]["ms"], rows["floor"]["ms"])
         met = "met" if reached <= FLOOR_GOAL else "NOT met"
         return f"goal {met}: ours is {reached:.3f} of the floor, at most {FLOOR_GOAL} wanted"
     if shape != SMALL.name:
         return f"no goal is set for {SHAPES[shape]}"
-    ratios = {peer: ratio(rows, "ours", peer) for peer in PEERS if "missing" not in rows[peer]}
+    ratios = {
+        peer: ratio(rows["ours"]["ms"], rows[peer]["ms"]) for peer in PEERS if "missing" not in rows[peer]
+    }
     peer, worst = max(ratios.items(), key=lambda item: item[1])
     met = "met" if worst <= 1 else "NOT met"
     return f"goal {met}: ours takes {worst:.3f} of the fastest peer's time ({peer}), at most 1 wanted"
