@@ -19,12 +19,15 @@ class MicroBatch(NamedTuple):
     labels: Any
 
 
-def read(next_batch: Callable[[], Any], count: int) -> list[MicroBatch]:
+def read(
+    next_batch: Callable[[], Any], count: int, divide: Callable[[Any, int], MicroBatch]
+) -> list[MicroBatch]:
     """Return the micro-batches of a step.
 
     Args:
         next_batch: returns the next of the iterator, or raises StopIteration.
         count: how many make a step.
+        divide: (batch, count) → its inputs and labels.
 
     Raises:
         PipelineError: the iterator ended, or gave something that is no micro-batch.
@@ -40,11 +43,16 @@ def read(next_batch: Callable[[], Any], count: int) -> list[MicroBatch]:
                 "is longer, wrap the loader in deepspeed.utils.RepeatingLoader, or count the steps of an "
                 "epoch"
             ) from None
-        found.append(_micro_batch(batch))
+        found.append(divide(batch, count))
     return found
 
 
-def _micro_batch(batch: Any) -> MicroBatch:
+def micro_batch(batch: Any) -> MicroBatch:
+    """Return inputs and labels of a batch.
+
+    Raises:
+        PipelineError: it is neither a pair nor a dict.
+    """
     if isinstance(batch, Mapping):
         rest = {key: value for key, value in batch.items() if key != "labels"}
         return MicroBatch(rest, batch.get("labels"))

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from npu_plugins.comm import clip_grad_norm_
 from npu_plugins.pipeline import batches
+from npu_plugins.pipeline.checkpoints.engine import EngineCheckpoints
 from npu_plugins.pipeline.config import PipelineConfig
 from npu_plugins.pipeline.engine_checks import check_optimizer, check_settings
 from npu_plugins.pipeline.errors import StageError
@@ -38,7 +39,7 @@ from npu_plugins.pipeline.trace import write_trace
 from npu_plugins.tensor_parallel.deferred import WeightGradients
 
 
-class PipelineEngine(DeepSpeedPipelineEngine):
+class PipelineEngine(EngineCheckpoints, DeepSpeedPipelineEngine):
     """Trains a `PipelineModule` under any schedule; `deepspeed.initialize` returns it for one.
 
     Optimizer, precision, loss scaling, ZeRO-1, timers, monitors and checkpoint files are DeepSpeed's. What
@@ -65,6 +66,7 @@ class PipelineEngine(DeepSpeedPipelineEngine):
         own_clipping(self)
         self._last_rank = module.placement.rank_of[-1]
         self._ready = True
+        self._note_layout()
         self.store = WeightGradients()
         if self._train_schedule().splits_backward:
             defer_weight_gradients([module], self.store)
@@ -165,7 +167,7 @@ class PipelineEngine(DeepSpeedPipelineEngine):
         digests: list[int] = []
         if self.is_first_stage() or self.is_last_stage():
             try:
-                self._batches = batches.read(self._next_batch, micro_batches)
+                self._batches = batches.read(self._next_batch, micro_batches, self.module.micro_batch)
                 digests = batches.digests(self._batches) if self.is_first_stage() else []
             except Exception as caught:
                 error = caught

@@ -22,6 +22,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ds_configs.parallel import ParallelConfig
 from npu_plugins.comm import ProcessMesh
+from npu_plugins.pipeline import batches
+from npu_plugins.pipeline.checkpoints.weights import functions_to_save
 from npu_plugins.pipeline.config import PipelineConfig
 from npu_plugins.pipeline.control import Control
 from npu_plugins.pipeline.errors import PipelineError
@@ -101,7 +103,7 @@ class PipelineModule(DeepSpeedPipelineModule):
         self.activation_checkpoint_interval = interval
         self.activation_checkpoint_func = activation_checkpoint_func or _checkpoint
         self.micro_offset = 0
-        self._set_ranks(_same("stages", num_stages, settings.stages), topology, mesh)
+        self._set_ranks(same_stages(num_stages, settings.stages), topology, mesh)
         method = settings.partition if "partition" in given else partition_method
         self._layer_specs = list(layers)
         self._num_layers = len(self._layer_specs)
@@ -125,16 +127,7 @@ class PipelineModule(DeepSpeedPipelineModule):
             deepspeed.init_distributed()
         self.world_size, self.global_rank = dist.get_world_size(), dist.get_rank()
         if mesh is None:
-            if topology is not None:
-                degrees = degrees_of(topology, self.world_size)
-            elif stages is not None:
-                degrees = ParallelConfig.of_world(self.world_size, pp=stages)
-            else:
-                raise PipelineError(
-                    "nothing says how many stages there are; give num_stages, a topology, a mesh, or "
-                    '"pipeline": {"stages": …} in config'
-                )
-            mesh = ProcessMesh.create(degrees)
+            mesh = make_mesh(stages, topology)
         if stages not in (None, mesh.size("pp")):
             raise PipelineError(
                 f"stages is {stages}, but the mesh has {mesh.size('pp')} pipeline ranks; give one of them"
@@ -214,6 +207,18 @@ class PipelineModule(DeepSpeedPipelineModule):
             self.mesh,
         )
 
+    def micro_batch(self, batch: Any, count: int) -> batches.MicroBatch:
+        """Divide a batch of the data iterator into what the first layer and what the loss takes.
+
+        Args:
+            batch: a pair (inputs, labels), or a dict whose ``"labels"`` go to the loss.
+            count: micro-batches of the step.
+
+        Raises:
+            PipelineError: it is neither.
+        """
+        return batches.micro_batch(batch)
+
     def run_stage(self, stage: int, value: Any) -> Any:
         """Run the layers of one of this rank's stages; recompute later as the settings say."""
         funcs, first = self.stage_funcs[stage], self.parts[stage]
@@ -275,12 +280,21 @@ class PipelineModule(DeepSpeedPipelineModule):
     def _at(self, stage: int) -> Iterator[None]:
         """Let DeepSpeed's code for checkpoint files, which knows one stage a rank, see this one."""
         kept = self.forward_funcs, self._local_start, self._local_stop
-        self.forward_funcs = self.stage_funcs[stage]
+        self.forward_funcs = functions_to_save(self, stage)
         self._set_bounds(*self._bounds(stage))
         try:
             yield
         finally:
             self.forward_funcs, self._local_start, self._local_stop = kept
+
+    @property
+    def calls(self) -> int:
+        """How often each stage has run: what `seed_layers` counts its seeds by."""
+        return max(self._calls.values(), default=0)
+
+    @calls.setter
+    def calls(self, number: int) -> None:
+        self._calls = Counter(dict.fromkeys(self.own_stages, number))
 
     def save_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Write a file for each layer of this rank, as DeepSpeed does."""
@@ -295,14 +309,39 @@ class PipelineModule(DeepSpeedPipelineModule):
                 super().load_state_dir(*args, **kwargs)
 
 
+def make_mesh(stages: int | None, topology: Any = None) -> ProcessMesh:
+    """Return a new mesh of the whole world with so many stages, or of one of DeepSpeed's topologies.
+
+    Raises:
+        PipelineError: nothing says how many stages there are.
+    """
+    if not dist.is_initialized():
+        deepspeed.init_distributed()
+    if topology is not None:
+        degrees = degrees_of(topology, dist.get_world_size())
+    elif stages is not None:
+        degrees = ParallelConfig.of_world(dist.get_world_size(), pp=stages)
+    else:
+        raise PipelineError(
+            "nothing says how many stages there are; give num_stages, a topology, a mesh, or "
+            '"pipeline": {"stages": …} in config'
+        )
+    return ProcessMesh.create(degrees)
+
+
 def _checkpoint(function: Callable[..., Any], *inputs: Any) -> Any:
     return checkpoint(function, *inputs, use_reentrant=False)
 
 
-def _same(name: str, argument: int | None, configured: int | None) -> int | None:
+def same_stages(argument: int | None, configured: int | None) -> int | None:
+    """Return the number of stages of the call or of the configuration, whichever says it.
+
+    Raises:
+        PipelineError: they disagree.
+    """
     if None not in (argument, configured) and argument != configured:
         raise PipelineError(
-            f"{name} is {argument} in the call, but {configured} in the configuration's pipeline; give one "
+            f"stages is {argument} in the call, but {configured} in the configuration's pipeline; give one "
             "of them"
         )
     return configured if argument is None else argument
