@@ -98,6 +98,7 @@ setup(
         "datasets>=2.19",
         "safetensors>=0.4.3",
         "numpy",
+        "xxhash>=3",
         "psutil",
         "packaging",
         "matplotlib>=3.7",
