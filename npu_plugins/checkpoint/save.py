@@ -19,9 +19,8 @@ from torch import nn
 from npu_plugins.checkpoint.errors import CheckpointError
 from npu_plugins.checkpoint.files import INDEX_FILE, SINGLE_FILE, CheckpointFiles, StoredTensor
 from npu_plugins.checkpoint.load import check_stored_as_is, stored_names
+from npu_plugins.checkpoint.parts import Kind, Parts, parts_of
 from npu_plugins.comm import ProcessMesh
-from npu_plugins.tensor_parallel.filling import full_shape
-from npu_plugins.tensor_parallel.shard import gather_full, shard_of
 
 MAX_FILE_BYTES = 5 * 10**9
 
@@ -37,14 +36,14 @@ def save_hf(
     source: str | Path | None = None,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
-    """Write a model divided over the mesh's ``tp`` axis as `save_pretrained` would write the whole one.
+    """Write a model divided over the mesh's ``tp`` and ``pp`` axes as `save_pretrained` would the whole one.
 
     Every rank of the mesh calls this, and returns when the files are complete. The ranks with data-parallel
     place 0 put one matrix after another together; the first of them writes, and holds one file's tensors at
     most. All values are written as they are, bit for bit.
 
     Args:
-        model: as `shard_model` or `load_sharded` left it.
+        model: as `shard_model`, `load_sharded` or `split_model` left it, after any training.
         mesh: the same mesh.
         directory: is made if it is not there.
         source: the directory that the model was loaded from: its config, tokenizer and all other small files
@@ -54,19 +53,17 @@ def save_hf(
 
     Raises:
         CheckpointError: transformers stores this architecture converted; the source is of another model or
-            dtype, or is the directory itself; parameters are not whole shards (ZeRO-3, pipeline stages); or
-            the files cannot be written.
+            dtype, or is the directory itself; parameters are not whole shards (ZeRO-3), or stages of a
+            pipeline that `split_model` did not make; or the files cannot be written.
     """
     directory = Path(directory)
-    check_stored_as_is(model)
-    tensors = _to_save(model, mesh)
+    parts = parts_of(model, mesh)
+    check_stored_as_is(parts.model)
     if source is None:
-        layout = _fill_files(tensors, max_file_bytes)
+        layout = _fill_files(parts, max_file_bytes)
     else:
-        layout = _files_of(model, tensors, Path(source), directory)
-    problem = None
-    if mesh.rank("dp") == 0:
-        problem = _write(layout, tensors, mesh, directory, lambda: _write_small(model, directory, source))
+        layout = _files_of(parts, Path(source), directory)
+    problem = _write(layout, parts, mesh, directory, source) if mesh.rank("dp") == 0 else None
     _agree(problem, mesh, directory)
 
 
@@ -81,40 +78,17 @@ class _Layout:
     """Content of the index file."""
 
 
-def _to_save(model: nn.Module, mesh: ProcessMesh) -> dict[str, torch.Tensor]:
-    """Return the model's parameters and persistent buffers, tied ones once, under their names."""
-    if mesh.size("pp") > 1:
-        raise CheckpointError(
-            f"save_hf writes a whole model, but with pp {mesh.size('pp')} each rank has the layers of its "
-            "stage only; save the stages' layers with the pipeline engine"
-        )
-    tensors: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    for name, value in model.state_dict(keep_vars=True).items():
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if value.numel() == 0 and getattr(value, "ds_numel", 0):  # as DeepSpeed leaves it
-            raise CheckpointError(
-                f"{name} is divided by ZeRO-3 besides, so that no rank has a whole shard of it; save within "
-                "deepspeed.zero.GatheredParameters(list(model.parameters()))"
-            )
-        tensors[name] = value
-    return tensors
-
-
-def _fill_files(tensors: Mapping[str, torch.Tensor], max_file_bytes: int) -> _Layout:
+def _fill_files(parts: Parts, max_file_bytes: int) -> _Layout:
     if max_file_bytes < 1:
         raise CheckpointError(f"max_file_bytes is {max_file_bytes}; give a size above 0")
     groups: list[list[str]] = [[]]
     room, total = max_file_bytes, 0
-    for name, tensor in tensors.items():
-        size = tensor.dtype.itemsize * torch.Size(full_shape(tensor)).numel()
-        if groups[-1] and size > room:
+    for name, kind in parts.kinds.items():
+        if groups[-1] and kind.nbytes > room:
             groups.append([])
             room = max_file_bytes
         groups[-1].append(name)
-        room, total = room - size, total + size
+        room, total = room - kind.nbytes, total + kind.nbytes
     count = len(groups)
     names = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
     names = [SINGLE_FILE] if count == 1 else names
@@ -122,16 +96,14 @@ def _fill_files(tensors: Mapping[str, torch.Tensor], max_file_bytes: int) -> _La
     index = None
     if count > 1:
         weight_map = {key: file for file, keys in files.items() for key in sorted(keys)}
-        parameters = sum(torch.Size(full_shape(tensor)).numel() for tensor in tensors.values())
+        parameters = sum(torch.Size(kind.shape).numel() for kind in parts.kinds.values())
         about = {"total_parameters": parameters, "total_size": total}
         content = {"metadata": about, "weight_map": dict(sorted(weight_map.items()))}
         index = json.dumps(content, indent=2) + "\n"
     return _Layout(files, {file: {"format": "pt"} for file in names}, index)
 
 
-def _files_of(
-    model: nn.Module, tensors: Mapping[str, torch.Tensor], source: Path, directory: Path
-) -> _Layout:
+def _files_of(parts: Parts, source: Path, directory: Path) -> _Layout:
     """The layout of the checkpoint at `source`, which must be one of this model."""
     if directory.resolve() == source.resolve():
         raise CheckpointError(
@@ -139,51 +111,40 @@ def _files_of(
             "give another directory"
         )
     stored = CheckpointFiles.open(source)
-    names = {there: here for here, there in stored_names(model, stored).items()}
-    aliases = _first_names(model)
+    names = {there: here for here, there in stored_names(parts.model, stored).items()}
+    aliases = parts.first_names()
     files: dict[str, dict[str, str | StoredTensor]] = {}
     for there, tensor in stored.tensors.items():
         here = names.get(there)
         entry = tensor if here is None else aliases[here]
         files.setdefault(tensor.file.name, {})[there] = entry
         if isinstance(entry, str):
-            _check_same_kind(entry, tensors[entry], tensor)
+            _check_same_kind(entry, parts.kinds[entry], tensor)
     index = None
     if stored.index is not None:
         index = (source / INDEX_FILE).read_text(encoding="utf-8")
     return _Layout(files, stored.metadata, index)
 
 
-def _first_names(model: nn.Module) -> dict[str, str]:
-    """The name under which `_to_save` has each parameter and buffer."""
-    first: dict[int, str] = {}
-    state = model.state_dict(keep_vars=True)
-    return {name: first.setdefault(id(value), name) for name, value in state.items()}
-
-
-def _check_same_kind(name: str, tensor: torch.Tensor, stored: StoredTensor) -> None:
-    if stored.dtype != tensor.dtype or list(stored.shape) != full_shape(tensor):
+def _check_same_kind(name: str, kind: Kind, stored: StoredTensor) -> None:
+    if stored.dtype != kind.dtype or list(stored.shape) != kind.shape:
         raise CheckpointError(
-            f"{name} is {tensor.dtype} of shape {full_shape(tensor)}, but the source has {stored.name} as "
+            f"{name} is {kind.dtype} of shape {kind.shape}, but the source has {stored.name} as "
             f"{stored.dtype} of shape {list(stored.shape)}, and its config.json says so; convert the model "
             "first, or leave source out"
         )
 
 
 def _write(
-    layout: _Layout,
-    tensors: Mapping[str, torch.Tensor],
-    mesh: ProcessMesh,
-    directory: Path,
-    write_small: Any,
+    layout: _Layout, parts: Parts, mesh: ProcessMesh, directory: Path, source: str | Path | None
 ) -> Exception | None:
     """Put the tensors together on all ranks of the group, and write them on its first.
 
     A problem is returned, not raised: the other ranks go on to put tensors together, and are told in the end.
     """
-    writes, problem = mesh.rank("tp") == 0, None
+    writes, problem = mesh.rank("model") == 0, None
     for file, entries in layout.files.items():
-        full = dict(_whole(entries, tensors, mesh, keep=writes and problem is None))
+        full = dict(_whole(entries, parts, mesh, keep=writes and problem is None))
         if not writes or problem is not None:
             continue
         try:
@@ -195,17 +156,14 @@ def _write(
         try:
             if layout.index is not None:
                 (directory / INDEX_FILE).write_text(layout.index, encoding="utf-8")
-            write_small()
+            _write_small(parts, directory, source)
         except OSError as error:
             problem = error
     return problem
 
 
 def _whole(
-    entries: Mapping[str, str | StoredTensor],
-    tensors: Mapping[str, torch.Tensor],
-    mesh: ProcessMesh,
-    keep: bool,
+    entries: Mapping[str, str | StoredTensor], parts: Parts, mesh: ProcessMesh, keep: bool
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each stored name and its whole tensor on the CPU, if it is to be kept; a collective anyway."""
     for there, entry in entries.items():
@@ -215,21 +173,19 @@ def _whole(
                 CheckpointFiles(entry.file.parent, {there: entry}, None, {}).read(there, copied)
                 yield there, copied
             continue
-        tensor = tensors[entry]
-        full = gather_full(tensor, shard_of(tensor), mesh.group("tp"))
-        if keep:
-            full = full.t() if getattr(tensor, "stored_transposed", False) else full
+        full = parts.put_together(entry, mesh)
+        if keep and full is not None:
             yield there, full.contiguous().cpu()
 
 
-def _write_small(model: nn.Module, directory: Path, source: str | Path | None) -> None:
+def _write_small(parts: Parts, directory: Path, source: str | Path | None) -> None:
     """Write or copy everything that is no weight."""
     if source is None:
+        model = parts.model
         config: Any = copy.deepcopy(model.config)
         config.architectures = [type(model).__name__]
-        setattr(
-            config, "dtype" if hasattr(config, "dtype") else "torch_dtype", next(model.parameters()).dtype
-        )
+        dtype = next(kind.dtype for kind in parts.kinds.values() if kind.dtype.is_floating_point)
+        setattr(config, "dtype" if hasattr(config, "dtype") else "torch_dtype", dtype)
         config.save_pretrained(directory)
         generation = getattr(model, "generation_config", None)
         if generation is not None:
@@ -247,7 +203,7 @@ def _write_small(model: nn.Module, directory: Path, source: str | Path | None) -
 def _agree(problem: Exception | None, mesh: ProcessMesh, directory: Path) -> None:
     """Wait for the rank that writes, and fail on every rank if it failed."""
     failed = torch.tensor(float(problem is not None), device=mesh.device)
-    for axis in ("tp", "dp"):
+    for axis in ("model", "dp"):
         group = mesh.group(axis)
         if group is not None:
             dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=group)

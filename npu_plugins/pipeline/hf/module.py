@@ -53,12 +53,18 @@ class SplitModel(PipelineModule):
         specs = _specs(skeleton, family)
         self._skeleton = [skeleton]  # in a list, so that it is no part of this module
         super().__init__(specs, loss_fn=CausalLoss(skeleton.loss_function, self.config), **options)
-        del self._skeleton, self._source
+        del self._source
+
+    @property
+    def hf_model(self) -> Any:
+        """The whole model: this rank's modules, and the others' on the meta device."""
+        return self._skeleton[0]
 
     def _build(self) -> None:
-        (skeleton,) = self._skeleton
+        skeleton = self.hf_model
         own = [spec for stage in self.own_stages for spec in self._layer_specs[slice(*self._bounds(stage))]]
-        fill(skeleton, [spec.build() for spec in own], self._source, self.mesh.device)
+        modules = [spec.build() for spec in own]
+        fill(skeleton, modules, self._source, self.mesh.device, self.mesh.group("tp"))
         super()._build()
         self.preparations: dict[int, Preparation] = {}
         for stage in self.own_stages:

@@ -18,6 +18,7 @@ from npu_plugins.pipeline.hf.families import family_of
 from npu_plugins.pipeline.hf.module import SplitModel
 from npu_plugins.pipeline.hf.weights import Drawn, Source, Stored, Taken, check_like
 from npu_plugins.pipeline.module import make_mesh, same_stages
+from npu_plugins.tensor_parallel.sharding import shard_model
 
 ATTENTION = ("sdpa", "eager")
 
@@ -33,20 +34,27 @@ def split_model(
     partition_method: str | Sequence[int] = "parameters",
     dtype: torch.dtype | None = None,
     attn_implementation: str | None = None,
+    gather_logits: bool = True,
     **options: Any,
 ) -> SplitModel:
     """Split a Hugging Face decoder into the stages of a pipeline, of which each rank builds its own.
+
+    Where the mesh has a tensor-parallel axis, the layers of a stage are divided over it, as `shard_model`
+    divides the whole model.
 
     Args:
         model: a transformers model, whose weights are taken as they are; one on the meta device, or a
             configuration, whose weights are drawn as transformers does; or a directory that `save_pretrained`
             wrote, of which each stage reads its own tensors.
         stages: ranks of the pipeline; or give `mesh`, or `stages` in the section ``pipeline`` of `config`.
-        mesh: of the job.
+        mesh: of the job, with any tp, pp and dp.
         schedule: of the pipeline, as are `virtual_stages`, `partition_method` and `config`: see
             `PipelineModule`.
         dtype: of the parameters; by default the model's, the configuration's, or the directory's.
         attn_implementation: sdpa or eager; by default the model's, else what transformers chooses.
+        gather_logits: with tp > 1, whether all logits come together on each rank before the loss. False
+            keeps them divided, `[batch, seq, vocabulary/tp]`, which saves memory and a gather; the loss is
+            then the vocabulary-parallel one, and logits of an evaluation stay divided.
         **options: for `PipelineModule`.
 
     Returns:
@@ -57,12 +65,11 @@ def split_model(
         PipelineError: the model is none that can be split, was changed after it was built, or has fewer
             layers than there are stages.
         CheckpointError: the directory is not whole, or not of this model.
+        TensorParallelError: heads or sizes do not divide over tp.
     """
     settings = PipelineConfig.from_ds_config(config)
     if mesh is None:
         mesh = make_mesh(same_stages(stages, settings.stages))
-    if mesh.size("tp") > 1:
-        raise PipelineError(f"the mesh has {mesh.size('tp')} tensor-parallel ranks; give one with tp 1")
     model_class, model_config, dtype, source = _origin(model, dtype)
     family = family_of(model_class, model_config)
     model_config = copy.deepcopy(model_config)
@@ -72,6 +79,7 @@ def split_model(
         check_like(model, skeleton)
         for name, parameter in model.named_parameters():
             skeleton.get_parameter(name).requires_grad_(parameter.requires_grad)
+    shard_model(skeleton, mesh, gather_logits=gather_logits)
     return SplitModel(
         skeleton,
         family,

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from npu_plugins.checkpoint.files import CheckpointFiles
-from npu_plugins.checkpoint.load import check_stored_as_is, stored_names
+from npu_plugins.checkpoint.load import check_shapes, check_stored_as_is, read_local, stored_names
 from npu_plugins.pipeline.errors import PipelineError
 from npu_plugins.pipeline.hf.draw import draw
+from npu_plugins.tensor_parallel.filling import filled_like, take_local
 
 
 class Source(Protocol):
@@ -26,7 +28,10 @@ class Source(Protocol):
         """Get ready to give the parameters `names` of a model like `skeleton`, and no others."""
 
     def weight(self, name: str, parameter: nn.Parameter, device: torch.device) -> torch.Tensor:
-        """Return what `parameter`, which is on the meta device, holds; on `device`, in its dtype."""
+        """Return what `parameter`, which is on the meta device, holds: its part, where it is divided.
+
+        On `device`, in its dtype.
+        """
 
 
 class Taken:
@@ -40,8 +45,8 @@ class Taken:
         self.parameters = {name: self.parameters[name] for name in names}
 
     def weight(self, name: str, parameter: nn.Parameter, device: torch.device) -> torch.Tensor:
-        """Return the model's own tensor, copied only where device or dtype differ."""
-        return self.parameters.pop(name).detach().to(device, parameter.dtype)
+        """Return the model's own tensor, copied only where device or dtype differ, or its part."""
+        return take_local(parameter, self.parameters.pop(name).detach()).to(device, parameter.dtype)
 
 
 class Drawn:
@@ -57,7 +62,7 @@ class Drawn:
 
     def weight(self, name: str, parameter: nn.Parameter, device: torch.device) -> torch.Tensor:
         """Return what was drawn."""
-        return self.drawn.pop(name).to(device)
+        return take_local(parameter, self.drawn.pop(name)).to(device)
 
 
 class Stored:
@@ -71,18 +76,30 @@ class Stored:
         """Compare the directory with the model."""
         check_stored_as_is(skeleton)
         self.names = stored_names(skeleton, self.files)
+        check_shapes(skeleton, self.files, self.names)
 
     def weight(self, name: str, parameter: nn.Parameter, device: torch.device) -> torch.Tensor:
-        """Read one tensor."""
-        weight = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-        self.files.read(self.names[name], weight)
-        return weight
+        """Read one tensor, or this rank's part of it."""
+        return read_local(parameter, device, self.files, self.names[name])
 
 
-def fill(skeleton: nn.Module, modules: Iterable[nn.Module], source: Source, device: torch.device) -> None:
+def fill(
+    skeleton: nn.Module,
+    modules: Iterable[nn.Module],
+    source: Source,
+    device: torch.device,
+    group: dist.ProcessGroup | None = None,
+) -> None:
     """Give the parameters and buffers of some of a model's modules their values, on `device`.
 
-    Parameters that were one stay one.
+    Parameters that were one stay one, and divided ones get this rank's part.
+
+    Args:
+        skeleton: the whole model with its parameters on the meta device, as `shard_model` left it if at all.
+        modules: those to fill.
+        source: of the weights.
+        device: of the values.
+        group: the tensor-parallel group.
 
     Raises:
         PipelineError: the source has no such parameter.
@@ -98,7 +115,7 @@ def fill(skeleton: nn.Module, modules: Iterable[nn.Module], source: Source, devi
                 key = id(parameter)
                 if key not in made:
                     weight = source.weight(names[key], parameter, device)
-                    made[key] = nn.Parameter(weight, requires_grad=parameter.requires_grad)
+                    made[key] = filled_like(parameter, weight, group)
                 setattr(module, name, made[key])
         for name, buffer in list(module.named_buffers(recurse=False)):
             setattr(module, name, buffer.to(device))
