@@ -11,18 +11,59 @@ from tests.pipeline import three_axes_cases as cases
 from tests.pipeline.conftest import Ranks, kept
 from tests.pipeline.three_axes_models import Run
 
+PRELOAD = ("deepspeed", "tests.tensor_parallel.modeling")
+OTHERS = ("Qwen2", "Qwen3", "Mistral", "Gemma", "Phi3")
 
-@pytest.fixture(scope="module", params=["gloo", "hccl"])
-def eight(rank_pool: RankPool, request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    """Eight ranks on CPUs, then eight on NPUs."""
-    yield from kept(rank_pool, 8, request.param)
+
+@pytest.fixture(scope="module")
+def four(rank_pool: RankPool) -> Iterator[Ranks]:
+    """Four ranks on CPUs."""
+    rank_pool.preload(*PRELOAD)
+    yield from kept(rank_pool, 4, "gloo")
+
+
+@pytest.fixture(scope="module")
+def eight_cpus(rank_pool: RankPool) -> Iterator[Ranks]:
+    """Eight ranks on CPUs."""
+    rank_pool.preload(*PRELOAD)
+    yield from kept(rank_pool, 8, "gloo")
+
+
+@pytest.fixture(scope="module")
+def eight_npus(rank_pool: RankPool) -> Iterator[Ranks]:
+    """Eight ranks on NPUs."""
+    rank_pool.preload(*PRELOAD)
+    yield from kept(rank_pool, 8, "hccl")
 
 
 @pytest.mark.parametrize("family", ["Llama", "GPT2"])
-def test_tp_2_pp_2_dp_2(eight: Ranks, family: str) -> None:
+def test_tp_2_pp_2_dp_2(eight_npus: Ranks, family: str) -> None:
     """Five steps under a schedule with whole backwards and one with split ones and two stages on a rank."""
     runs = [
         Run(family, schedule="1f1b", optimizer="AdamW"),
         Run(family, schedule="zb-v"),
     ]
-    eight.run(cases.like_one_process, eight.backend, 2, 2, runs, timeout=240)
+    eight_npus.run(cases.like_one_process, eight_npus.backend, 2, 2, runs, timeout=240)
+
+
+def test_variants(eight_cpus: Ranks) -> None:
+    """Divided logits, untied weights, ZeRO-1, recomputation and bf16, with and without split backwards."""
+    runs = [
+        Run(schedule="zb-h1", tied=False, gather_logits=False, recomputation="full", steps=2),
+        Run("GPT2", schedule="zb-v", gather_logits=False, zero=1, steps=2),
+        Run(schedule="zb-v", zero=1, recomputation="full", optimizer="AdamW", steps=2),
+        Run(schedule="1f1b", precision="bf16", steps=2),
+        Run(schedule="zb-v", precision="bf16", zero=1, steps=2),
+    ]
+    eight_cpus.run(cases.like_one_process, eight_cpus.backend, 2, 2, runs, timeout=240)
+
+
+def test_every_other_family(four: Ranks) -> None:
+    """Two steps on tp 2 × pp 2."""
+    runs = [
+        Run(family, schedule=schedule, tied=family == "Gemma", steps=2)
+        for family, schedule in zip(
+            OTHERS, ("1f1b", "zb-h1", "zb-v", "interleaved", "dualpipe-v"), strict=True
+        )
+    ]
+    four.run(cases.like_one_process, four.backend, 2, 2, runs, timeout=240)
