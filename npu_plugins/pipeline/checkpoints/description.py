@@ -1,0 +1,112 @@
+"""What is written beside DeepSpeed's own keys into each ``mp_rank_NN_model_states.pt``.
+
+An optimizer without ZeRO saves its state by position: first parameter, second, … of that rank. At another
+layout a rank has other parameters, so the names are needed; and to divide or join what tensor parallelism
+divides, the shards. All of it is plain values under one key, which DeepSpeed hands on as client state.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from deepspeed.checkpoint.affine import AFFINE_MAP_FORMAT_VERSION, contiguous_split_map, sub_param_map
+from deepspeed.checkpoint.constants import (
+    AFFINE_MAP,
+    AFFINE_MAP_PARAMS,
+    AFFINE_MAP_VERSION,
+    TP_REPLICATED_PARAMETER_PATTERNS,
+    UNIVERSAL_CHECKPOINT_INFO,
+    UNIVERSAL_CHECKPOINT_VERSION_KEY,
+    UNIVERSAL_CHECKPOINT_VERSION_VALUE,
+)
+
+from npu_plugins.pipeline.checkpoints.places import hyperparameters, named_groups
+from npu_plugins.tensor_parallel.shard import Shard, shard_of
+
+KEY = "npu_plugins_pipeline"
+FORMAT = 1
+
+
+def describe(engine: Any) -> dict[str, Any]:
+    """Return the description of what this rank saves."""
+    module = engine.module
+    has_optimizer = engine.optimizer is not None
+    return {
+        "format": FORMAT,
+        "groups": named_groups(engine) if has_optimizer else [],
+        "hyperparameters": hyperparameters(engine) if has_optimizer else [],
+        "parameters": {name: _described(value) for name, value in module.named_parameters()},
+        "schedule": module.schedule_name,
+        "parts": list(module.parts),
+        "stages": list(module.own_stages),
+        "copies": sorted(copies(module)),
+        "calls": module.calls,
+    }
+
+
+def copies(module: Any) -> set[str]:
+    """Return the names of the tied weights of which an earlier pipeline rank has the first copy."""
+    return {name for name in tied_names(module) if module.get_parameter(name).ds_pipe_replicated}
+
+
+def tied_names(module: Any) -> set[str]:
+    """Return the names of the parameters that stages share."""
+    return {
+        f"tied_modules.{key}.{attribute}"
+        for key, attributes in module.tied_weight_attrs.items()
+        for attribute in attributes
+    }
+
+
+def _described(parameter: torch.Tensor) -> dict[str, Any]:
+    shard = shard_of(parameter)
+    return {"shape": list(parameter.shape), "shard": None if shard is None else asdict(shard)}
+
+
+def shard_from(described: dict[str, Any]) -> Shard | None:
+    """Return the shard that a description of a parameter tells of."""
+    told = described["shard"]
+    return None if told is None else Shard(**{**told, "parts": tuple(told["parts"])})
+
+
+def universal_info(engine: Any) -> dict[str, Any]:
+    """Return what ``ds_to_universal.py`` needs to join tensor-parallel shards; all ranks of a pipeline call.
+
+    The converter reads the first stage's file alone, so every stage is told of there. Padding is kept, as a
+    part of the joined tensor: a reader drops it by the description.
+    """
+    info: dict[str, Any] = {UNIVERSAL_CHECKPOINT_VERSION_KEY: UNIVERSAL_CHECKPOINT_VERSION_VALUE}
+    if engine.mesh.size("tp") == 1 or engine.optimizer is None:
+        return info
+    trained = {name for group in named_groups(engine) for name in group}
+    named = engine.module.named_parameters()
+    own = {name: _described(value) for name, value in named if name in trained}
+    maps: dict[str, Any] = {}
+    replicated: list[str] = []
+    for stage in engine.control.of_pipeline(own):
+        for name, described in stage.items():
+            shard = shard_from(described)
+            pattern = f"^{re.escape(name)}$"
+            if shard is not None:
+                maps[pattern] = _geometry(described["shape"], shard)
+            elif pattern not in replicated:
+                replicated.append(pattern)
+    info[TP_REPLICATED_PARAMETER_PATTERNS] = replicated
+    info[AFFINE_MAP] = {AFFINE_MAP_VERSION: AFFINE_MAP_FORMAT_VERSION, AFFINE_MAP_PARAMS: maps}
+    return info
+
+
+def _geometry(local_shape: list[int], shard: Shard) -> dict[str, Any]:
+    lengths = shard.parts or (shard.local_size * shard.size,)
+    widths = [[length // shard.size] * shard.size for length in lengths]
+    shape = list(local_shape)
+    shape[shard.dim] = sum(lengths)
+    if shard.parts:
+        return sub_param_map(shape, shard.parts, widths, shard.dim).to_dict()
+    return contiguous_split_map(shape, widths[0], shard.dim).to_dict()
+
+
+UNIVERSAL_KEY = UNIVERSAL_CHECKPOINT_INFO

@@ -1,0 +1,161 @@
+"""The saved optimizer state of a parameter, found by its name, in a checkpoint or a universal folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.checkpoint.constants import PARAM
+
+from npu_plugins.checkpoint.errors import CheckpointError
+from npu_plugins.pipeline.checkpoints import entries
+from npu_plugins.pipeline.checkpoints.entries import MASTER, Entry
+from npu_plugins.pipeline.checkpoints.places import named_groups
+from npu_plugins.pipeline.checkpoints.source import Files
+from npu_plugins.pipeline.checkpoints.storage import read
+from npu_plugins.tensor_parallel.shard import Shard
+
+
+class SavedStates:
+    """The optimizer's part of a checkpoint, for one rank of an engine."""
+
+    def __init__(self, files: Files, engine: Any) -> None:
+        """Find out which place holds which parameter.
+
+        Raises:
+            CheckpointError: the checkpoint does not name its parameters and is of another layout.
+        """
+        self.files, self.tp = files, files.tp
+        mesh = engine.mesh
+        self._own = mesh.rank("pp") if files.pp == mesh.size("pp") else 0
+        self._groups = named_groups(engine)
+        self._shapes = {name: list(each.shape) for name, each in engine.module.named_parameters()}
+        names = [files.names(pipe * files.tp) for pipe in range(files.pp)]
+        if any(each is None for each in names):
+            if (files.pp, files.tp) != (mesh.size("pp"), mesh.size("tp")):
+                raise CheckpointError(
+                    f"{files.directory} was saved by DeepSpeed's own engine without ZeRO, which keeps the "
+                    f"optimizer's state by position, at pp {files.pp} × tp {files.tp}; load it at that layout "
+                    "and save it again, or pass load_optimizer_states=False"
+                )
+            names = [[name for group in self._groups for name in group] if i == self._own else []
+                     for i in range(files.pp)]  # fmt: skip
+        self._holders: dict[str, list[int]] = {}
+        for pipe, each in enumerate(names):
+            for name in each or []:
+                self._holders.setdefault(name, []).append(pipe)
+        self._cached: dict[int, dict[str, Entry]] = {}
+
+    def shard(self, name: str) -> Shard | None:
+        """Return how the parameter's entries are divided; None for a whole one."""
+        return self.files.shard(name)
+
+    def holders(self, name: str) -> list[int]:
+        """Return the pipeline ranks that saved the parameter."""
+        return self._holders.get(name, [])
+
+    def entries(self, name: str) -> list[Entry]:
+        """Return the entries of a parameter, one for each tensor-parallel rank that saved it.
+
+        Raises:
+            CheckpointError: there are none.
+        """
+        places = self.holders(name)
+        if not places:
+            raise CheckpointError(
+                f"{self.files.directory} holds no optimizer state of {name}; it was saved by a model with "
+                "other layers, or before that parameter was trained: pass load_optimizer_states=False"
+            )
+        pipe = self._own if self._own in places else places[0]
+        return [self._at(pipe * self.tp + rank)[name] for rank in range(self.tp)]
+
+    def _at(self, place: int) -> dict[str, Entry]:
+        if place not in self._cached:
+            pipe = place // self.tp
+            names = [name for name, places in self._holders.items() if pipe in places]
+            self._cached[place] = self.files.entries(place, names, self._groups, self._shapes)
+        return self._cached[place]
+
+    def loss_scale(self) -> dict[str, Any] | None:
+        """Return the dynamic loss scale's state, equal on all ranks."""
+        return entries.loss_scale(self.files.optimizer(self._own * self.tp))
+
+
+class UniversalStates:
+    """A folder that DeepSpeed's ``ds_to_universal.py`` made: a folder for each parameter, whole tensors."""
+
+    tp = 1
+
+    def __init__(self, files: Files, engine: Any) -> None:
+        """Read what is common to all parameters.
+
+        Raises:
+            CheckpointError: it is no universal folder, or its hyperparameters cannot be told by parameter.
+        """
+        self.files, self._folder = files, files.directory / "zero"
+        self._common: Mapping[str, Any] = read(self._folder / "optimizer_state.pt")
+        self._own_groups = named_groups(engine)
+
+    def shard(self, name: str) -> Shard | None:
+        """Return None: everything is whole."""
+        return None
+
+    def holders(self, name: str) -> list[int]:
+        """Return [0] for a parameter that is there."""
+        return [0] if (self._folder / name).is_dir() else []
+
+    @cached_property
+    def _settings(self) -> dict[str, dict[str, Any]]:
+        """The hyperparameters by parameter."""
+        found: dict[str, dict[str, Any]] = {}
+        if self.files.described:
+            for place in range(0, self.files.pp * self.files.tp, self.files.tp):
+                told = self.files.description(place) or {}
+                for names, settings in zip(told["groups"], told["hyperparameters"], strict=True):
+                    found.update(dict.fromkeys(names, settings))
+            return found
+        saved = self._common["param_groups"]
+        if len(saved) != len(self._own_groups):
+            raise CheckpointError(
+                f"{self._folder} has {len(saved)} parameter groups and does not say what is in them, but this "
+                f"optimizer has {len(self._own_groups)}; make as many groups, in the same order"
+            )
+        for names, group in zip(self._own_groups, saved, strict=True):
+            settings = {key: value for key, value in group.items() if key != "params"}
+            found.update(dict.fromkeys(names, settings))
+        return found
+
+    def entries(self, name: str) -> list[Entry]:
+        """Return the one entry of a parameter.
+
+        Raises:
+            CheckpointError: there is none, or a file is missing or cut short.
+        """
+        folder = self._folder / name
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"{self._folder} has no folder {name}; it was made from a model with other layers, or that "
+                "parameter was not trained: add it to the optimizer that is saved"
+            )
+        tensors: dict[str, torch.Tensor] = {}
+        scalars: dict[str, Any] = {}
+        for path in sorted(folder.glob("*.pt")):
+            value = read(path)
+            if isinstance(value, Mapping):
+                tensors[path.stem] = self._unpadded(name, value[PARAM], path).reshape(-1)
+            else:
+                scalars[path.stem] = value
+        if MASTER not in tensors:
+            read(folder / f"{MASTER}.pt")
+        return [Entry([tensors], scalars, self._settings.get(name, {}))]
+
+    def _unpadded(self, name: str, tensor: torch.Tensor, path: Path) -> torch.Tensor:
+        shard = self.files.shard(name)
+        return tensor if shard is None else tensor.narrow(shard.dim, 0, shard.full_size)
+
+    def loss_scale(self) -> dict[str, Any] | None:
+        """Return the dynamic loss scale's state."""
+        return entries.loss_scale(self._common)

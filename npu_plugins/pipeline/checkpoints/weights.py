@@ -1,0 +1,134 @@
+"""The layer files of a checkpoint: which module's state is in which, and loading it at any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from deepspeed.runtime.pipe.module import TiedLayerSpec
+from torch import nn
+
+from npu_plugins.checkpoint.errors import CheckpointError
+from npu_plugins.pipeline.checkpoints.restore import full_shape, localized
+from npu_plugins.pipeline.checkpoints.source import Files
+from npu_plugins.tensor_parallel.shard import shard_of
+
+
+class Stored(NamedTuple):
+    """A module of this rank and the layers in whose files its state may be."""
+
+    module: nn.Module
+    prefix: str
+    """Of its parameters' names in the pipeline."""
+    layers: tuple[int, ...]
+    """The first whose file is there counts."""
+
+
+def stored_modules(module: Any) -> list[Stored]:
+    """Return the modules of a `PipelineModule`'s rank that have state."""
+    found: dict[str, Stored] = {}
+    uses = tied_uses(module)
+    for stage in module.own_stages:
+        for index, function in enumerate(module.stage_funcs[stage], module.parts[stage]):
+            spec = module._layer_specs[index]
+            if isinstance(spec, TiedLayerSpec):
+                tied, prefix = module.tied_modules[spec.key], f"tied_modules.{spec.key}."
+                layers = tuple(dict.fromkeys([index, *uses[spec.key]]))
+                found.setdefault(prefix, Stored(tied, prefix, layers))
+            elif isinstance(function, nn.Module):
+                found[f"{index}."] = Stored(function, f"{index}.", (index,))
+    return [each for each in found.values() if each.module.state_dict()]
+
+
+def tied_uses(module: Any) -> dict[str, list[int]]:
+    """Return the layers of each tied module, of all ranks."""
+    uses: dict[str, list[int]] = {}
+    for index, spec in enumerate(module._layer_specs):
+        if isinstance(spec, TiedLayerSpec):
+            uses.setdefault(spec.key, []).append(index)
+    return uses
+
+
+def functions_to_save(module: Any, stage: int) -> list[Any]:
+    """Return the stage's functions, with the tied module in place of one that is called through a function.
+
+    DeepSpeed writes a file for what has a ``state_dict``, so not for a tied module with a ``forward_fn``. That
+    is right for all but the first use, where it loses the module if every use has one; and for a stage's
+    first use, where it loses what the module has besides its tied weights.
+    """
+    uses, seen = tied_uses(module), set()
+    functions = []
+    for index, function in enumerate(module.stage_funcs[stage], module.parts[stage]):
+        spec = module._layer_specs[index]
+        if isinstance(spec, TiedLayerSpec):
+            tied = module.tied_modules[spec.key]
+            more = tied.state_dict().keys() - set(module.tied_weight_attrs[spec.key])
+            if index == uses[spec.key][0] or (more and spec.key not in seen):
+                function = tied
+            seen.add(spec.key)
+        functions.append(function)
+    return functions
+
+
+class WeightsToLoad:
+    """One load of this rank's layers; nothing is changed before `apply`."""
+
+    def __init__(self, engine: Any, files: Files, strict: bool) -> None:
+        self.module, self.files, self.strict = engine.module, files, strict
+        self.tp, self.tp_rank = engine.mesh.size("tp"), engine.mesh.rank("tp")
+        if files.tp not in (1, self.tp) and not files.described:
+            raise CheckpointError(
+                f"{files.directory} was saved at tp {files.tp} by a program that does not say how it divides "
+                f"parameters, and this is tp {self.tp}; load it at tp {files.tp}"
+            )
+        self._found = [(each, self._states(each)) for each in stored_modules(self.module)]
+
+    def _states(self, stored: Stored) -> list[Mapping[str, torch.Tensor]]:
+        present = [index for index in stored.layers if self.files.layer_files(index)]
+        return self.files.layer((present or list(stored.layers))[0])
+
+    def check(self) -> None:
+        """Refuse layers that do not fit.
+
+        Raises:
+            CheckpointError: a layer lacks a parameter or has one too many (with `strict`), or of another shape.
+        """
+        for stored, states in self._found:
+            own = stored.module.state_dict(keep_vars=True)
+            where = f"layer {stored.layers[0]} in {self.files.directory}"
+            missing, more = own.keys() - states[0].keys(), states[0].keys() - own.keys()
+            if self.strict and (missing or more):
+                raise CheckpointError(
+                    f"{where} lacks {sorted(missing) or 'nothing'} and has {sorted(more) or 'nothing'} beyond "
+                    f"what {type(stored.module).__name__} has; build the same layers, or pass "
+                    "load_module_strict=False"
+                )
+            for key in own.keys() & states[0].keys():
+                if isinstance(own[key], torch.Tensor):
+                    self._check_shape(stored.prefix + key, own[key], states, key, where)
+
+    def _check_shape(self, name: str, own: torch.Tensor, states: list[Any], key: str, where: str) -> None:
+        if len(states) == self.tp:
+            wanted, found = list(own.shape), list(states[self.tp_rank][key].shape)
+        else:
+            wanted = full_shape(own.shape, shard_of(own))
+            found = full_shape(states[0][key].shape, self.files.shard(name))
+        if wanted != found:
+            raise CheckpointError(
+                f"{name} has shape {found} in {where}, but {wanted} in this model; build the model as it was"
+            )
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Load the layers."""
+        for stored, states in self._found:
+            own = stored.module.state_dict(keep_vars=True)
+            local: dict[str, Any] = {}
+            for key, value in states[self.tp_rank if len(states) == self.tp else 0].items():
+                if isinstance(value, torch.Tensor) and key in own:
+                    tensors = [state[key] for state in states]
+                    saved = self.files.shard(stored.prefix + key)
+                    value = localized(tensors, saved, shard_of(own[key]), self.tp_rank, self.tp)
+                local[key] = value
+            stored.module.load_state_dict(local, strict=self.strict)
