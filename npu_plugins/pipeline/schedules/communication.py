@@ -17,14 +17,16 @@ from typing import TypeAlias
 
 from npu_plugins.pipeline.errors import ScheduleError
 from npu_plugins.pipeline.schedules.actions import RECEIVES, Action, Exchange, Kind, Step
-from npu_plugins.pipeline.schedules.schedule import Schedule
-from npu_plugins.pipeline.schedules.simulate import UNIT, Costs, Simulation, Time, simulate
+from npu_plugins.pipeline.schedules.collector import without_collector
+from npu_plugins.pipeline.schedules.schedule import Placement, Schedule
+from npu_plugins.pipeline.schedules.simulate import UNIT, Costs, Time, simulate
 
 _Transfer: TypeAlias = tuple[Time, int, int, int, Action]
 """When it is produced, its direction (activations first), the producing stage, the micro-batch: the place
 in the order, the same for both ends; and what this end does."""
 
 
+@without_collector
 def add_communication(schedule: Schedule, costs: Costs | Sequence[Costs] = UNIT) -> Schedule:
     """Return `schedule` with the exchanges that its compute needs.
 
@@ -52,37 +54,44 @@ def add_communication(schedule: Schedule, costs: Costs | Sequence[Costs] = UNIT)
                 f"transfers cannot be put in order by the costs {tuple(each)}: compute takes time"
             )
     simulation = simulate(schedule, costs)
-    transfers = _transfers(schedule, simulation)
-    steps = tuple(
-        _weave(schedule.compute(rank), simulation.starts[rank], simulation.ends[rank], transfers[rank])
-        for rank in range(schedule.ranks)
-    )
+    compute = [schedule.compute(rank) for rank in range(schedule.ranks)]
+    transfers = _transfers(compute, schedule.placement, simulation.ends)
+    steps = tuple(map(_weave, compute, simulation.starts, simulation.ends, transfers))
     return Schedule(schedule.name, schedule.placement, schedule.micro_batches, steps, schedule.forward_only)
 
 
-def _transfers(schedule: Schedule, simulation: Simulation) -> list[list[_Transfer]]:
+def _transfers(
+    compute: Sequence[Sequence[Action]], placement: Placement, ends: Sequence[Sequence[Time]]
+) -> list[list[_Transfer]]:
     """Return each rank's sends and receives in the common order."""
-    rank_of, last = schedule.placement.rank_of, schedule.placement.stages - 1
-    transfers: list[list[_Transfer]] = [[] for _ in range(schedule.ranks)]
-    for rank in range(schedule.ranks):
-        for (kind, stage, micro_batch, _), time in zip(
-            schedule.compute(rank), simulation.ends[rank], strict=True
-        ):
+    transfers: list[list[_Transfer]] = [[] for _ in compute]
+    for rank, own in enumerate(transfers):
+        onward, back = _neighbours(placement, rank, 1), _neighbours(placement, rank, -1)
+        for (kind, stage, i, _), time in zip(compute[rank], ends[rank], strict=True):
             if kind is Kind.FORWARD:
-                other, send, receive = stage + 1, Kind.SEND_ACTIVATION, Kind.RECEIVE_ACTIVATION
-            elif kind is Kind.WEIGHT_GRADIENT:
-                continue
-            else:
-                other, send, receive = stage - 1, Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT
-            if not 0 <= other <= last or rank_of[other] == rank:
-                continue
-            peer = rank_of[other]
-            place = (time, stage - other, stage, micro_batch)
-            transfers[rank].append((*place, Action(send, stage, micro_batch, peer)))
-            transfers[peer].append((*place, Action(receive, other, micro_batch, rank)))
+                peer = onward[stage]
+                if peer is not None:
+                    own.append((time, -1, stage, i, Action(Kind.SEND_ACTIVATION, stage, i, peer)))
+                    arrives = Action(Kind.RECEIVE_ACTIVATION, stage + 1, i, rank)
+                    transfers[peer].append((time, -1, stage, i, arrives))
+            elif kind is not Kind.WEIGHT_GRADIENT:
+                peer = back[stage]
+                if peer is not None:
+                    own.append((time, 1, stage, i, Action(Kind.SEND_GRADIENT, stage, i, peer)))
+                    arrives = Action(Kind.RECEIVE_GRADIENT, stage - 1, i, rank)
+                    transfers[peer].append((time, 1, stage, i, arrives))
     for each in transfers:
         each.sort()
     return transfers
+
+
+def _neighbours(placement: Placement, rank: int, step: int) -> dict[int, int | None]:
+    """Return, for each stage of `rank`, the rank of the stage `step` further; None where no message goes."""
+    rank_of, stages = placement.rank_of, placement.stages
+    return {
+        stage: rank_of[stage + step] if 0 <= stage + step < stages and rank_of[stage + step] != rank else None
+        for stage in placement.stages_of(rank)
+    }
 
 
 def _weave(
@@ -95,7 +104,9 @@ def _weave(
         first = position
         while position < len(transfers) and transfers[position][0] < end:
             position += 1
-        if position > first:
+        if position == first + 1:
+            steps.append(Exchange((transfers[first][-1],)))
+        elif position > first:
             steps += _exchanges(transfers[first:position], action, start)
         steps.append(action)
     if position < len(transfers):

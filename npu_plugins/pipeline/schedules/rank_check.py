@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from npu_plugins.pipeline.errors import ScheduleError
 from npu_plugins.pipeline.schedules.actions import COMPUTE, Action, Exchange, Kind
 from npu_plugins.pipeline.schedules.schedule import Schedule
 
 
+class _Rule(NamedTuple):
+    """When an action of one kind at one stage may come. Marks are those of `RankCheck`."""
+
+    peer: int | None
+    """The rank at the other end of a transfer."""
+    against: tuple[tuple[bytearray, str], ...]
+    """Marks that must not be set at the action's own slot, each with the words of the refusal."""
+    needs: tuple[tuple[bytearray, int, str], ...]
+    """Marks that must be set, with how far from that slot."""
+    sets: tuple[bytearray, ...]
+    """Marks that the action sets."""
+
+
 class RankCheck:
-    """Walks through one rank's list; what has been done, sent and received so far is the set `seen`."""
+    """Walks through one rank's list and marks what has been done, sent and received.
+
+    The marks of a kind are one byte for each stage and micro-batch, at the slot stage × m + micro-batch.
+    """
 
     def __init__(self, schedule: Schedule, rank: int) -> None:
-        self.schedule = schedule
-        self.rank = rank
-        self.rank_of = schedule.placement.rank_of
-        self.seen: set[tuple[Kind, int, int]] = set()
+        self.schedule, self.rank = schedule, rank
+        self.rank_of, self.micro_batches = schedule.placement.rank_of, schedule.micro_batches
+        slots = len(self.rank_of) * self.micro_batches
+        self.marks = {kind: bytearray(slots) for kind in Kind}
+        self.passed_on = bytearray(slots)
+        """Where the gradient of a stage's input has been computed, by ``B`` or ``I``."""
         self.place = 0
 
     def run(self) -> None:
@@ -26,15 +43,28 @@ class RankCheck:
         Raises:
             ScheduleError: with the first step that is wrong, or the first thing that is not done at all.
         """
+        rules = {stage: self._rules(stage) for stage in self.schedule.placement.stages_of(self.rank)}
         for place, step in enumerate(self.schedule.steps[self.rank]):
             self.place = place
-            if isinstance(step, Exchange):
-                for transfer in step.transfers:
-                    self._check_transfer(transfer)
-                    self._note(transfer)
-            else:
-                self._check_compute(step)
-                self._note(step)
+            together = isinstance(step, Exchange)
+            for action in step.transfers if isinstance(step, Exchange) else (step,):
+                kind, stage, micro_batch, peer = action
+                if stage not in rules:
+                    self.refuse(action, f"stage {stage} is not on this rank")
+                if not 0 <= micro_batch < self.micro_batches:
+                    self.refuse(action, f"there are {self.micro_batches} micro-batches, counted from 0")
+                rule = rules[stage].get(kind)
+                if rule is None or rule.peer != peer or together is (kind in COMPUTE):
+                    self._refuse_place(action, together)
+                slot = stage * self.micro_batches + micro_batch
+                for marks, why in rule.against:
+                    if marks[slot]:
+                        self.refuse(action, why)
+                for marks, offset, why in rule.needs:
+                    if not marks[slot + offset]:
+                        self.refuse(action, why)
+                for marks in rule.sets:
+                    marks[slot] = 1
         self._check_complete()
 
     def refuse(self, action: Action, why: str) -> NoReturn:
@@ -43,100 +73,103 @@ class RankCheck:
             f"schedule {self.schedule.name} cannot run: rank {self.rank}, step {self.place}, {action}: {why}"
         )
 
-    def _note(self, action: Action) -> None:
-        kind, stage, micro_batch, _ = action
-        if (kind, stage, micro_batch) in self.seen:
-            self.refuse(action, "it has been done before")
-        self.seen.add((kind, stage, micro_batch))
+    def _rules(self, stage: int) -> dict[Kind, _Rule]:
+        """Return when each kind of action may come at one of the rank's stages."""
+        rules = {Kind.FORWARD: self._rule(Kind.FORWARD, needs=self._input(stage))}
+        if not self.schedule.forward_only:
+            forward = (self.marks[Kind.FORWARD], 0, "its forward has not been done yet")
+            gradient = (forward, *self._output_gradient(stage))
+            half = (self.marks[Kind.INPUT_GRADIENT], 0, "its input gradient has not been computed yet")
+            whole = (self.marks[Kind.BACKWARD], "its whole backward has been done before")
+            begun = (self.passed_on, "its input gradient has been computed before")
+            for kind in (Kind.BACKWARD, Kind.INPUT_GRADIENT):
+                rules[kind] = self._rule(kind, (whole, begun), gradient, also=(self.passed_on,))
+            rules[Kind.WEIGHT_GRADIENT] = self._rule(Kind.WEIGHT_GRADIENT, (whole,), (forward, half))
+        return rules | self._transfers(stage)
 
-    def _has(self, kind: Kind, stage: int, micro_batch: int) -> bool:
-        return (kind, stage, micro_batch) in self.seen
+    def _rule(
+        self,
+        kind: Kind,
+        against: tuple[tuple[bytearray, str], ...] = (),
+        needs: tuple[tuple[bytearray, int, str], ...] = (),
+        also: tuple[bytearray, ...] = (),
+        peer: int | None = None,
+    ) -> _Rule:
+        own = self.marks[kind]
+        return _Rule(peer, (*against, (own, "it has been done before")), needs, (own, *also))
 
-    def _check_place(self, action: Action) -> None:
-        _, stage, micro_batch, _ = action
-        if not 0 <= stage < len(self.rank_of) or self.rank_of[stage] != self.rank:
-            self.refuse(action, f"stage {stage} is not on this rank")
-        if not 0 <= micro_batch < self.schedule.micro_batches:
-            self.refuse(action, f"there are {self.schedule.micro_batches} micro-batches, counted from 0")
+    def _input(self, stage: int) -> tuple[tuple[bytearray, int, str], ...]:
+        if stage == 0:
+            return ()
+        why = f"the output of stage {stage - 1} is not there yet"
+        if self.rank_of[stage - 1] == self.rank:
+            return ((self.marks[Kind.FORWARD], -self.micro_batches, why),)
+        return ((self.marks[Kind.RECEIVE_ACTIVATION], 0, why),)
 
-    def _gradient_is_there(self, stage: int, micro_batch: int) -> bool:
-        return self._has(Kind.BACKWARD, stage, micro_batch) or self._has(
-            Kind.INPUT_GRADIENT, stage, micro_batch
-        )
+    def _output_gradient(self, stage: int) -> tuple[tuple[bytearray, int, str], ...]:
+        if stage == len(self.rank_of) - 1:
+            return ()
+        why = f"the gradient from stage {stage + 1} is not there yet"
+        if self.rank_of[stage + 1] == self.rank:
+            return ((self.passed_on, self.micro_batches, why),)
+        return ((self.marks[Kind.RECEIVE_GRADIENT], 0, why),)
 
-    def _check_compute(self, action: Action) -> None:
-        self._check_place(action)
-        kind, stage, micro_batch, _ = action
-        if kind not in COMPUTE:
-            self.refuse(action, "a transfer stands outside an exchange")
-        if kind is Kind.FORWARD:
-            if stage > 0 and not self._is_there(stage - 1, Kind.RECEIVE_ACTIVATION, stage, micro_batch):
-                self.refuse(action, f"the output of stage {stage - 1} is not there yet")
-            return
-        if self.schedule.forward_only:
-            self.refuse(action, "an evaluation has forwards only")
-        if not self._has(Kind.FORWARD, stage, micro_batch):
-            self.refuse(action, "its forward has not been done yet")
-        if self._has(Kind.BACKWARD, stage, micro_batch):
-            self.refuse(action, "its whole backward has been done before")
-        if kind is Kind.WEIGHT_GRADIENT:
-            if not self._has(Kind.INPUT_GRADIENT, stage, micro_batch):
-                self.refuse(action, "its input gradient has not been computed yet")
-            return
-        if self._gradient_is_there(stage, micro_batch):
-            self.refuse(action, "its input gradient has been computed before")
-        last = len(self.rank_of) - 1
-        if stage < last and not self._is_there(stage + 1, Kind.RECEIVE_GRADIENT, stage, micro_batch):
-            self.refuse(action, f"the gradient from stage {stage + 1} is not there yet")
+    def _transfers(self, stage: int) -> dict[Kind, _Rule]:
+        """Return the rules of transfers with the stages before and behind, where those are elsewhere."""
+        output = (self.marks[Kind.FORWARD], 0, "it is sent before its forward has been done")
+        gradient = (self.passed_on, 0, "it is sent before it has been computed")
+        rules = {}
+        for kind, needs in {
+            Kind.SEND_ACTIVATION: (output,),
+            Kind.RECEIVE_ACTIVATION: (),
+            Kind.SEND_GRADIENT: (gradient,),
+            Kind.RECEIVE_GRADIENT: (),
+        }.items():
+            other = _other_end(kind, stage)
+            if 0 <= other < len(self.rank_of) and self.rank_of[other] != self.rank:
+                rules[kind] = self._rule(kind, needs=needs, peer=self.rank_of[other])
+        return rules
 
-    def _is_there(self, source: int, receive: Kind, stage: int, micro_batch: int) -> bool:
-        """Whether what `stage` takes from `source` has been received, or made here."""
-        if self.rank_of[source] != self.rank:
-            return self._has(receive, stage, micro_batch)
-        if receive is Kind.RECEIVE_ACTIVATION:
-            return self._has(Kind.FORWARD, source, micro_batch)
-        return self._gradient_is_there(source, micro_batch)
-
-    def _check_transfer(self, action: Action) -> None:
-        self._check_place(action)
-        kind, stage, micro_batch, peer = action
+    def _refuse_place(self, action: Action, together: bool) -> NoReturn:
+        """Say why an action of this kind has no place here."""
+        kind, stage, *_ = action
         if kind in COMPUTE:
-            self.refuse(action, "compute stands inside an exchange")
-        onward = kind in (Kind.SEND_ACTIVATION, Kind.RECEIVE_GRADIENT)
-        other = stage + 1 if onward else stage - 1
+            if together:
+                self.refuse(action, "compute stands inside an exchange")
+            self.refuse(action, "an evaluation has forwards only" if action.peer is None else "it has a peer")
+        if not together:
+            self.refuse(action, "a transfer stands outside an exchange")
+        other = _other_end(kind, stage)
         if not 0 <= other < len(self.rank_of):
             self.refuse(action, f"there is no stage {other}")
-        if peer != self.rank_of[other] or peer == self.rank:
-            where = (
-                "on this rank too" if self.rank_of[other] == self.rank else f"on rank {self.rank_of[other]}"
-            )
-            self.refuse(action, f"stage {other} is {where}")
-        if kind is Kind.SEND_ACTIVATION and not self._has(Kind.FORWARD, stage, micro_batch):
-            self.refuse(action, "it is sent before its forward has been done")
-        if kind is Kind.SEND_GRADIENT and not self._gradient_is_there(stage, micro_batch):
-            self.refuse(action, "it is sent before it has been computed")
+        holder = self.rank_of[other]
+        where = "on this rank too" if holder == self.rank else f"on rank {holder}"
+        self.refuse(action, f"stage {other} is {where}")
 
     def _check_complete(self) -> None:
         """Every stage and micro-batch has had its forward and its backward; order has been checked before."""
+        allowed = _COMPLETE[self.schedule.forward_only]
         for stage in self.schedule.placement.stages_of(self.rank):
-            for micro_batch in range(self.schedule.micro_batches):
-                done = {kind for kind in COMPUTE if (kind, stage, micro_batch) in self.seen}
-                wanted = _EVALUATED if self.schedule.forward_only else _TRAINED
-                if done not in wanted:
-                    letters = _letters(done) or "nothing"
-                    allowed = " or ".join(map(_letters, wanted))
+            span = slice(stage * self.micro_batches, (stage + 1) * self.micro_batches)
+            done = zip(*(self.marks[kind][span] for kind in _COMPUTE), strict=True)
+            for micro_batch, each in enumerate(done):
+                if each not in allowed:
                     raise ScheduleError(
-                        f"schedule {self.schedule.name} cannot run: rank {self.rank} does {letters} for "
-                        f"micro-batch {micro_batch} at stage {stage}; it takes {allowed}"
+                        f"schedule {self.schedule.name} cannot run: rank {self.rank} does "
+                        f"{_letters(each) or 'nothing'} for micro-batch {micro_batch} at stage {stage}; it "
+                        f"takes {' or '.join(map(_letters, allowed))}"
                     )
 
 
-_EVALUATED = ({Kind.FORWARD},)
-_TRAINED = (
-    {Kind.FORWARD, Kind.BACKWARD},
-    {Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT},
-)
+def _other_end(kind: Kind, stage: int) -> int:
+    """Return the stage with which `stage` shares a transfer."""
+    return stage + 1 if kind in (Kind.SEND_ACTIVATION, Kind.RECEIVE_GRADIENT) else stage - 1
 
 
-def _letters(kinds: AbstractSet[Kind]) -> str:
-    return ", ".join(kind.value for kind in Kind if kind in kinds)
+_COMPUTE = (Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT, Kind.BACKWARD)
+_COMPLETE = {True: ((1, 0, 0, 0),), False: ((1, 0, 0, 1), (1, 1, 1, 0))}
+"""By whether there are forwards only: what of `_COMPUTE` is done for a stage and micro-batch."""
+
+
+def _letters(done: tuple[int, ...]) -> str:
+    return ", ".join(kind.value for kind, mark in zip(_COMPUTE, done, strict=True) if mark)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from npu_plugins.pipeline.errors import ScheduleError
+from npu_plugins.pipeline.schedules.collector import without_collector
 from npu_plugins.pipeline.schedules.dualpipe_v import dualpipe_v
 from npu_plugins.pipeline.schedules.evaluation import evaluation
 from npu_plugins.pipeline.schedules.gpipe import gpipe
@@ -44,6 +45,7 @@ def chunks_of(name: str, virtual_stages: int | None = None) -> int:
     return virtual_stages
 
 
+@without_collector
 def build_schedule(name: str, ranks: int, micro_batches: int, virtual_stages: int | None = None) -> Schedule:
     """Return schedule `name`, compute only.
 

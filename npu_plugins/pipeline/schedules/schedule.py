@@ -84,7 +84,7 @@ class Schedule:
 
     def compute(self, rank: int) -> tuple[Action, ...]:
         """Return the compute actions of `rank` in order, without the exchanges."""
-        return tuple(step for step in self.steps[rank] if not isinstance(step, Exchange))
+        return tuple([step for step in self.steps[rank] if not isinstance(step, Exchange)])
 
     @property
     def splits_backward(self) -> bool:

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from npu_plugins.pipeline.errors import ScheduleError
 from npu_plugins.pipeline.schedules.actions import Action, Kind
+from npu_plugins.pipeline.schedules.collector import without_collector
 from npu_plugins.pipeline.schedules.schedule import Schedule
 
 Time: TypeAlias = float | Fraction
@@ -93,6 +94,7 @@ UNIT = Costs()
 """Forward, input gradient and weight gradient take equally long, transfers no time."""
 
 
+@without_collector
 def simulate(schedule: Schedule, costs: Costs | Sequence[Costs] = UNIT) -> Simulation:
     """Run `schedule` on paper.
 
@@ -131,6 +133,18 @@ def _stage_costs(costs: Costs | Sequence[Costs], stages: int, chunks: int) -> li
     return per_stage
 
 
+class _Rule(NamedTuple):
+    """How the actions of one kind at one stage run; slots as in `_Clock`."""
+
+    needed: int | None
+    """How far the slot of what an action waits for is from the action's own forward's; None: nothing."""
+    delay: Time
+    """From when that was done."""
+    duration: Time
+    filled: int | None
+    """As `needed`: the slot that the action fills; None: nobody waits for it."""
+
+
 class _Clock:
     """The state of a simulation: how far each rank is, and when what others may wait for was done.
 
@@ -140,70 +154,61 @@ class _Clock:
     """
 
     def __init__(self, schedule: Schedule, costs: list[Costs]) -> None:
-        rank_of, stages = schedule.placement.rank_of, schedule.placement.stages
         self.micro_batches = schedule.micro_batches
-        self.gradients = stages * schedule.micro_batches
+        self.gradients = schedule.placement.stages * schedule.micro_batches
         self.compute = [schedule.compute(rank) for rank in range(schedule.ranks)]
         self.starts: list[list[Time]] = [[] for _ in self.compute]
         self.ends: list[list[Time]] = [[] for _ in self.compute]
         self.done: list[Time | None] = [None] * (2 * self.gradients)
         self.parked: dict[int, int] = {}
-        self.durations = [
-            {
-                Kind.FORWARD: each.forward,
-                Kind.INPUT_GRADIENT: each.input_gradient,
-                Kind.WEIGHT_GRADIENT: each.weight_gradient,
-                Kind.BACKWARD: each.input_gradient + each.weight_gradient,
-            }
-            for each in costs
+        self.rules = [
+            self._rules(stage, each, schedule.placement.rank_of) for stage, each in enumerate(costs)
         ]
-        self.delay = {  # from the neighbour on which a stage's forward, or its backward, depends
-            step: [
-                each.transfer if 0 <= stage + step < stages and rank_of[stage + step] != rank else 0
-                for stage, (rank, each) in enumerate(zip(rank_of, costs, strict=True))
-            ]
-            for step in (-1, 1)
-        }
 
-    def needs(self, action: Action) -> int:
-        """Return the slot that `action` waits for; negative for a forward of the first stage."""
-        kind, stage, micro_batch, _ = action
-        slot = stage * self.micro_batches + micro_batch
-        if kind is Kind.FORWARD:
-            return slot - self.micro_batches
-        if kind is Kind.WEIGHT_GRADIENT:
-            return slot + self.gradients
-        if slot + self.micro_batches >= self.gradients:  # the last stage: its own forward
-            return slot
-        return slot + self.micro_batches + self.gradients
+    def _rules(self, stage: int, costs: Costs, rank_of: tuple[int, ...]) -> dict[Kind, _Rule]:
+        """Return the rules of a stage's actions."""
+        forward, input_gradient, weight_gradient, transfer = costs
+        m, gradients, last = self.micro_batches, self.gradients, len(rank_of) - 1
+        before, delay = (None, 0) if stage == 0 else (-m, transfer)
+        if stage > 0 and rank_of[stage - 1] == rank_of[stage]:
+            delay = 0
+        behind, delay_back = (0, 0) if stage == last else (m + gradients, transfer)  # the last: its forward
+        if stage < last and rank_of[stage + 1] == rank_of[stage]:
+            delay_back = 0
+        return {
+            Kind.FORWARD: _Rule(before, delay, forward, 0),
+            Kind.INPUT_GRADIENT: _Rule(behind, delay_back, input_gradient, gradients),
+            Kind.BACKWARD: _Rule(behind, delay_back, input_gradient + weight_gradient, gradients),
+            Kind.WEIGHT_GRADIENT: _Rule(gradients, 0, weight_gradient, None),
+        }
 
     def advance(self, rank: int) -> list[int]:
         """Run `rank` until it must wait; return the ranks that waited for what it did."""
         starts, ends, compute, done = self.starts[rank], self.ends[rank], self.compute[rank], self.done
-        forward, weight_gradient = Kind.FORWARD, Kind.WEIGHT_GRADIENT  # looked up once: this loop is the cost
-        back, on = self.delay[-1], self.delay[1]
+        rules, micro_batches, parked = self.rules, self.micro_batches, self.parked
         woken: list[int] = []
         now = ends[-1] if ends else 0
-        for action in compute[len(ends) :]:
-            kind, stage, micro_batch, _ = action
-            needed = self.needs(action)
-            if needed >= 0:
-                ready = done[needed]
+        for place in range(len(ends), len(compute)):
+            kind, stage, micro_batch, _ = compute[place]
+            needed, delay, duration, filled = rules[stage][kind]
+            slot = stage * micro_batches + micro_batch
+            if needed is not None:
+                ready = done[slot + needed]
                 if ready is None:
-                    self.parked[needed] = rank
+                    parked[slot + needed] = rank
                     break
-                if kind is not weight_gradient:
-                    ready += (back if kind is forward else on)[stage]
+                if delay:
+                    ready += delay
                 if ready > now:
                     now = ready
             starts.append(now)
-            now += self.durations[stage][kind]
+            now += duration
             ends.append(now)
-            if kind is not weight_gradient:
-                slot = stage * self.micro_batches + micro_batch + (0 if kind is forward else self.gradients)
+            if filled is not None:
+                slot += filled
                 done[slot] = now
-                if slot in self.parked:
-                    woken.append(self.parked.pop(slot))
+                if slot in parked:
+                    woken.append(parked.pop(slot))
         return woken
 
     def check_finished(self) -> None:
@@ -211,7 +216,10 @@ class _Clock:
         stuck = []
         for rank, (ends, compute) in enumerate(zip(self.ends, self.compute, strict=True)):
             if len(ends) < len(compute):
-                slot = self.needs(compute[len(ends)])
+                kind, stage, micro_batch, _ = compute[len(ends)]
+                needed = self.rules[stage][kind].needed
+                assert needed is not None, "what waits for nothing has run"
+                slot = stage * self.micro_batches + micro_batch + needed
                 stage, micro_batch = divmod(slot % self.gradients, self.micro_batches)
                 letter = "F" if slot < self.gradients else "B or I"
                 stuck.append(f"rank {rank} at {compute[len(ends)]} for {letter} {micro_batch}@{stage}")

@@ -7,8 +7,9 @@ from fractions import Fraction
 
 from npu_plugins.pipeline.errors import ScheduleError
 from npu_plugins.pipeline.schedules.actions import Exchange, Kind, Step
+from npu_plugins.pipeline.schedules.collector import without_collector
 from npu_plugins.pipeline.schedules.rank_check import RankCheck
-from npu_plugins.pipeline.schedules.rendezvous import check_order_of_messages, check_rendezvous
+from npu_plugins.pipeline.schedules.rendezvous import check_order_of_messages, check_rendezvous, wires
 from npu_plugins.pipeline.schedules.schedule import Placement, Schedule
 
 
@@ -27,6 +28,7 @@ class Report:
         return max(self.peak_activations)
 
 
+@without_collector
 def validate(schedule: Schedule) -> Report:
     """Check a schedule with its exchanges.
 
@@ -49,8 +51,9 @@ def validate(schedule: Schedule) -> Report:
         )
     for rank in range(schedule.ranks):
         RankCheck(schedule, rank).run()
-    check_order_of_messages(schedule)
-    check_rendezvous(schedule)
+    messages = wires(schedule)
+    check_order_of_messages(schedule, messages)
+    check_rendezvous(schedule, messages)
     return Report(peak_activations(schedule), tuple(map(_transfers_in, schedule.steps)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from npu_plugins.pipeline.schedules import (
     Schedule,
     ScheduleError,
     add_communication,
+    build_schedule,
     loop,
     parse_steps,
     validate,
@@ -102,6 +104,14 @@ def test_an_evaluation_has_forwards_only() -> None:
     assert validate(schedule_of("F0@0", forward_only=True)).peak == 1
     with pytest.raises(ScheduleError, match="step 1, B0@0: an evaluation has forwards only"):
         validate(schedule_of("F0@0 B0@0", forward_only=True))
+
+
+def test_the_largest_schedules_are_accepted() -> None:
+    """More than half a million steps and transfers."""
+    complete = add_communication(build_schedule("zb-v", ranks=64, micro_batches=512))
+    report = validate(complete)
+    assert (report.peak, sum(report.transfers)) == (64, 2 * 2 * 126 * 512)
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("rank_of", [(0, 0, 1), (0, 2), (1, 1)])
