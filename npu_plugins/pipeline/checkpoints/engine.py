@@ -19,7 +19,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class EngineCheckpoints:
-    """`save_checkpoint` and `load_checkpoint` for DeepSpeed's `PipelineEngine`, before which it is inherited."""
+    """`save_checkpoint` and `load_checkpoint`, to be inherited before DeepSpeed's `PipelineEngine`."""
 
     # DeepSpeed's engine, seen from here.
     module: Any
@@ -35,14 +35,14 @@ class EngineCheckpoints:
         engine: Any = self.checkpoint_engine
         if type(engine) is not TorchCheckpointEngine:
             raise CheckpointError(
-                f"the configuration asks for {type(engine).__name__}, whose files a pipeline cannot save whole or "
-                "not at all; leave checkpoint.writer and datastates out"
+                f"the configuration asks for {type(engine).__name__}, whose files a pipeline cannot save "
+                "whole or not at all; leave checkpoint.writer and datastates out"
             )
         self.checkpoint_engine: Any = DurableFiles(self._config)
         if self.use_node_local_storage():  # type: ignore[attr-defined]
             raise CheckpointError(
-                "use_node_local_storage is true, but the ranks of a pipeline read each other's files when it is "
-                "loaded at another layout; leave it out and save to a file system that all nodes share"
+                "use_node_local_storage is true, but the ranks of a pipeline read each other's files when it "
+                "is loaded at another layout; leave it out and save to a file system that all nodes share"
             )
 
     def save_checkpoint(
@@ -99,11 +99,12 @@ class EngineCheckpoints:
             custom_load_fn: not with a pipeline.
 
         Returns:
-            The path of the file with this rank's common state, and the client state; (None, None) if no tag was
-            given and there is no ``latest``.
+            The path of the file with this rank's common state, and the client state; (None, None) if no tag
+            was given and there is no ``latest``.
 
         Raises:
-            CheckpointError: on every rank, if the checkpoint is not whole or does not fit; nothing was loaded.
+            CheckpointError: on every rank, if the checkpoint is not whole or does not fit; nothing was
+            loaded.
         """
         if custom_load_fn is not None:
             raise CheckpointError("custom_load_fn has no layer files to work on in a pipeline; leave it out")
@@ -134,8 +135,8 @@ class EngineCheckpoints:
         self._universal_info = universal_info(self)
         if not is_partitioned(self):
             return
-        # ds_to_universal.py takes every stage's fragments of a tied weight, which with replicas are cut at other
-        # places: only the first copy's must be found. Nothing else reads these addresses.
+        # ds_to_universal.py takes every stage's fragments of a tied weight, which with replicas are cut at
+        # other places: only the first copy's must be found. Nothing else reads these addresses.
         for group in self.optimizer._param_slice_mappings:
             for name in copies(self.module) & group.keys():
                 del group[name]

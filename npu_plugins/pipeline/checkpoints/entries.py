@@ -35,7 +35,7 @@ class Entry:
     settings: dict[str, Any] = field(default_factory=dict)
     """The hyperparameters of its group."""
 
-    def keys(self) -> list[str]:
+    def tensors(self) -> list[str]:
         """The keys under which there are tensors."""
         return list(self.fragments[0]) if self.fragments else []
 

@@ -62,8 +62,8 @@ def tag_of_latest(engine: Any, load_dir: Path, universal: bool) -> str | None:
         )
     if not text and universal:
         raise CheckpointError(
-            f"checkpoint.load_universal is true, but there is no {path}; make one with ds_to_universal.py, or "
-            "pass the tag of a universal folder"
+            f"checkpoint.load_universal is true, but there is no {path}; make one with ds_to_universal.py, "
+            "or pass the tag of a universal folder"
         )
     return text or None
 
@@ -116,7 +116,7 @@ class _Loading:
                     if not any(self.files.layer_files(index) for index in stored.layers):
                         raise CheckpointError(
                             f"{stored.prefix + key} is not trained, and ds_to_universal.py leaves such state "
-                            f"out; copy the layer_*-model_states.pt of the checkpoint to {self.files.directory}"
+                            f"out; copy the checkpoint's layer_*-model_states.pt to {self.files.directory}"
                         )
                     return True
         return False

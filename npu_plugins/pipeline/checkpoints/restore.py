@@ -69,8 +69,8 @@ class Restoring:
                 if not _same(entry.settings, others):
                     raise CheckpointError(
                         f"{first} and {place.name} are in one parameter group, but were saved in groups with "
-                        f"other hyperparameters ({others} and {entry.settings}); group the parameters as they "
-                        "were, or pass load_optimizer_states=False"
+                        f"other hyperparameters ({others} and {entry.settings}); group the parameters as "
+                        "they were, or pass load_optimizer_states=False"
                     )
         for group, (name, saved) in settings.items():
             self._check_kind(name, saved, self.inner.param_groups[group])
@@ -90,7 +90,7 @@ class Restoring:
     def _check_sizes(self, place: Place, entry: Entry) -> None:
         shape = self._saved_shape(place)
         wanted = torch.Size(shape).numel()
-        for key in entry.keys():
+        for key in entry.tensors():
             found = sum(fragment[key].numel() for fragment in entry.fragments)
             if found != wanted:
                 raise CheckpointError(
@@ -104,9 +104,9 @@ class Restoring:
         there, here = ({key for key in _KINDS if key in group} for group in (saved, own))
         if there != here:
             raise CheckpointError(
-                f"the state of {name} is one of an optimizer with {', '.join(sorted(there)) or 'no momentum'}, "
-                f"but {type(self.inner).__name__} has {', '.join(sorted(here)) or 'none'}; take the same "
-                "optimizer, or pass load_optimizer_states=False"
+                f"the state of {name} is of an optimizer with {' and '.join(sorted(there)) or 'nothing'}, "
+                f"but {type(self.inner).__name__} has {' and '.join(sorted(here)) or 'none'}; take "
+                "the same optimizer, or pass load_optimizer_states=False"
             )
 
     def _saved_shape(self, place: Place) -> list[int]:
@@ -126,7 +126,7 @@ class Restoring:
             self._clear()
         for place in self.places:
             found = self.states.entries(place.name)
-            for key in found[0].keys():
+            for key in found[0].tensors():
                 if key == MASTER or not self.master_only:
                     self._put(place, key, found)
             if not self.master_only:

@@ -88,8 +88,8 @@ def _make_room(staging: Path) -> None:
 def _write(engine: Any, save_dir: Path, below: str, client_state: dict[str, Any], frozen: bool) -> None:
     if not (save_dir / below).is_dir():
         raise CheckpointError(
-            f"{save_dir} is not the directory that rank 0 sees under this name; save to a file system that all "
-            "nodes share"
+            f"{save_dir} is not the directory that rank 0 sees under this name; save to a file system that "
+            "all nodes share"
         )
     engine._save_checkpoint(
         str(save_dir), below, client_state=client_state, exclude_frozen_parameters=not frozen

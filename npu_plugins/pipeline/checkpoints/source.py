@@ -1,4 +1,4 @@
-"""A checkpoint directory of DeepSpeed's, of whatever layout, asked for what one rank of another layout needs."""
+"""A checkpoint directory of DeepSpeed's, of any layout, asked for what one rank of another layout needs."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Files:
             key = int(match.group(2)), int(match.group(1))
             if key in found:
                 raise CheckpointError(
-                    f"{path} and {found[key].name} are the same rank's files of two saves; delete the older one"
+                    f"{path} and {found[key].name} are one rank's files of two saves; delete the older one"
                 )
             found[key] = path
         return found
@@ -155,8 +155,8 @@ class Files:
         state = self.common(place).get("optimizer")
         if state is None:
             raise CheckpointError(
-                f"{self._mp_file(place)} holds no optimizer's state, and there are no *_optim_states.pt; load "
-                "it with load_optimizer_states=False"
+                f"{self._mp_file(place)} holds no optimizer's state, and there are no *_optim_states.pt; "
+                "load it with load_optimizer_states=False"
             )
         return state
 

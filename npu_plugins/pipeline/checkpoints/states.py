@@ -38,8 +38,8 @@ class SavedStates:
             if (files.pp, files.tp) != (mesh.size("pp"), mesh.size("tp")):
                 raise CheckpointError(
                     f"{files.directory} was saved by DeepSpeed's own engine without ZeRO, which keeps the "
-                    f"optimizer's state by position, at pp {files.pp} × tp {files.tp}; load it at that layout "
-                    "and save it again, or pass load_optimizer_states=False"
+                    f"optimizer's state by position, at pp {files.pp} × tp {files.tp}; load it at that "
+                    "layout and save it again, or pass load_optimizer_states=False"
                 )
             names = [[name for group in self._groups for name in group] if i == self._own else []
                      for i in range(files.pp)]  # fmt: skip
@@ -120,8 +120,8 @@ class UniversalStates:
         saved = self._common["param_groups"]
         if len(saved) != len(self._own_groups):
             raise CheckpointError(
-                f"{self._folder} has {len(saved)} parameter groups and does not say what is in them, but this "
-                f"optimizer has {len(self._own_groups)}; make as many groups, in the same order"
+                f"{self._folder} has {len(saved)} parameter groups and does not say what is in them, but "
+                f"this optimizer has {len(self._own_groups)}; make as many groups, in the same order"
             )
         for names, group in zip(self._own_groups, saved, strict=True):
             settings = {key: value for key, value in group.items() if key != "params"}

@@ -25,7 +25,7 @@ from npu_plugins.checkpoint.errors import CheckpointError
 
 
 def _known_classes() -> list[Any]:
-    """The classes that DeepSpeed puts into its files; they hold numbers and do nothing when they are built."""
+    """The classes that DeepSpeed puts into its files; they hold numbers and do nothing when built."""
     return [fragment_address, LossScaler, DynamicLossScaler, SubparamShape, ZeroStageEnum]
 
 
@@ -37,8 +37,8 @@ def read(path: Path) -> Any:
     """
     if not path.is_file():
         raise CheckpointError(
-            f"{path} is missing; the checkpoint was not saved to its end, or not copied whole: copy the file, "
-            "or load another checkpoint"
+            f"{path} is missing; the checkpoint was not saved to its end, or not copied whole: copy the "
+            "file, or load another checkpoint"
         )
     try:
         with torch.serialization.safe_globals(_known_classes()):
@@ -91,7 +91,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 class DurableFiles(TorchCheckpointEngine):
-    """DeepSpeed's checkpoint engine that waits for the disk, reads back what it wrote, and unpickles little."""
+    """DeepSpeed's checkpoint engine, which waits for the disk, reads back what it wrote, unpickles little."""
 
     def save(self, state_dict: Any, path: str) -> None:
         """Write a file.

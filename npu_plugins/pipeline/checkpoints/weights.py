@@ -53,8 +53,8 @@ def tied_uses(module: Any) -> dict[str, list[int]]:
 def functions_to_save(module: Any, stage: int) -> list[Any]:
     """Return the stage's functions, with the tied module in place of one that is called through a function.
 
-    DeepSpeed writes a file for what has a ``state_dict``, so not for a tied module with a ``forward_fn``. That
-    is right for all but the first use, where it loses the module if every use has one; and for a stage's
+    DeepSpeed writes a file for what has a ``state_dict``, so not for a tied module with a ``forward_fn``.
+    That is right for all but the first use, where it loses the module if every use has one; and for a stage's
     first use, where it loses what the module has besides its tied weights.
     """
     uses, seen = tied_uses(module), set()
@@ -92,7 +92,8 @@ class WeightsToLoad:
         """Refuse layers that do not fit.
 
         Raises:
-            CheckpointError: a layer lacks a parameter or has one too many (with `strict`), or of another shape.
+            CheckpointError: a layer lacks a parameter or has one too many (with `strict`), or of another
+            shape.
         """
         for stored, states in self._found:
             own = stored.module.state_dict(keep_vars=True)
@@ -100,8 +101,8 @@ class WeightsToLoad:
             missing, more = own.keys() - states[0].keys(), states[0].keys() - own.keys()
             if self.strict and (missing or more):
                 raise CheckpointError(
-                    f"{where} lacks {sorted(missing) or 'nothing'} and has {sorted(more) or 'nothing'} beyond "
-                    f"what {type(stored.module).__name__} has; build the same layers, or pass "
+                    f"{where} lacks {sorted(missing) or 'nothing'} and has {sorted(more) or 'nothing'} "
+                    f"beyond what {type(stored.module).__name__} has; build the same layers, or pass "
                     "load_module_strict=False"
                 )
             for key in own.keys() & states[0].keys():
