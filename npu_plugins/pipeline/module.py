@@ -156,11 +156,15 @@ class PipelineModule(DeepSpeedPipelineModule):
     def _bounds(self, stage: int) -> tuple[int, int]:
         return self.parts[stage], self.parts[stage + 1]
 
+    def _trial_layers(self) -> list[Any]:
+        """Return the layers as they are built to be measured."""
+        return self._layer_specs
+
     def _measure(self, sample: Any) -> list[float]:
         """Time the layers on the first rank, and take its word everywhere."""
         words = ""
         if self.global_rank == 0:
-            words = json.dumps(measure_layers(self._layer_specs, sample, self.mesh.device))
+            words = json.dumps(measure_layers(self._trial_layers(), sample, self.mesh.device))
         return json.loads(self.control.texts(words)[0])
 
     def _build(self) -> None:

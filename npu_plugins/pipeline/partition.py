@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
@@ -108,6 +108,11 @@ def cut(
     Raises:
         PipelineError: more stages than layers, an unknown method, a regex that is none or matches no layer.
     """
+    if stages > len(specs):
+        raise PipelineError(
+            f"{stages} stages for {len(specs)} layers ({_listed(specs)}): every stage needs a layer; use "
+            f"{len(specs)} stages or fewer, fewer virtual_stages, or cut layers into smaller ones"
+        )
     if not isinstance(method, str):
         return explicit(list(method), len(specs), stages)
     name = method.lower()
@@ -123,7 +128,6 @@ def cut(
                 "partition time measures the layers, but there is nothing to run them on; give "
                 "PipelineModule a sample_input, as the first layer takes it"
             )
-        balanced([1] * len(specs), stages)  # refuses too few layers before anything is measured
         return balanced(measure(), stages)
     raise PipelineError(
         f"partition is {method!r}; choose uniform, parameters, type:REGEX, time, or the layers of each stage"
@@ -196,6 +200,12 @@ def _matching(specs: Sequence[Any], pattern: str) -> list[int]:
             f"partition type:{pattern} matches no layer; their classes are {', '.join(sorted(set(names)))}"
         )
     return weights
+
+
+def _listed(specs: Sequence[Any]) -> str:
+    """Name the layers, equal ones in a row once: Embed, 4 × Block, Head."""
+    rows = [(name, len(list(row))) for name, row in groupby(type_name(spec) for spec in specs)]
+    return ", ".join(name if count == 1 else f"{count} × {name}" for name, count in rows)
 
 
 def type_name(spec: Any) -> str:

@@ -61,6 +61,11 @@ def family_of(model_class: Any, config: Any) -> Family:
             f"{name}{origin}{seq2seq} cannot be split into stages; those that can are transformers' "
             f"{', '.join(FAMILIES)}: use one of these, or give PipelineModule the layers yourself"
         )
+    if getattr(config, "quantization_config", None) is not None:
+        raise PipelineError(
+            f"the configuration of {name} has a quantization_config, which stages cannot follow; give the "
+            "model in full precision"
+        )
     for key, allowed, what in (
         ("add_cross_attention", False, "attends to an encoder, which no stage has"),
         ("is_causal", True, "is no causal decoder"),

@@ -12,6 +12,7 @@ from torch import nn
 
 from npu_plugins.pipeline import batches
 from npu_plugins.pipeline.errors import PipelineError
+from npu_plugins.pipeline.hf.agreement import check_same_source, failing_together
 from npu_plugins.pipeline.hf.families import Family
 from npu_plugins.pipeline.hf.layers import (
     SHARED,
@@ -24,6 +25,7 @@ from npu_plugins.pipeline.hf.layers import (
 )
 from npu_plugins.pipeline.hf.loss import CausalLoss
 from npu_plugins.pipeline.hf.preparation import Preparation
+from npu_plugins.pipeline.hf.trial import TrialLayer
 from npu_plugins.pipeline.hf.weights import Source, fill
 from npu_plugins.pipeline.module import PipelineModule
 
@@ -61,10 +63,17 @@ class SplitModel(PipelineModule):
         return self._skeleton[0]
 
     def _build(self) -> None:
+        if self.seed_layers:
+            raise PipelineError(
+                "seed_layers is true, but the weights of a split model are taken or drawn as the whole "
+                "model's; leave it out, and call torch.manual_seed before split_model"
+            )
         skeleton = self.hf_model
         own = [spec for stage in self.own_stages for spec in self._layer_specs[slice(*self._bounds(stage))]]
-        modules = [spec.build() for spec in own]
-        fill(skeleton, modules, self._source, self.mesh.device, self.mesh.group("tp"))
+        source, mesh = self._source, self.mesh
+        check_same_source(source.identity(), source.mend, mesh, self.control)
+        with failing_together("filling its stages", self.control):
+            fill(skeleton, [spec.build() for spec in own], source, mesh.device, mesh.group("tp"))
         super()._build()
         self.preparations: dict[int, Preparation] = {}
         for stage in self.own_stages:
@@ -114,6 +123,15 @@ class SplitModel(PipelineModule):
         if "hidden_states" in value:
             return value["hidden_states"].dtype
         return next(self.parameters()).dtype  # the embedding's, which makes the hidden states
+
+    def _trial_layers(self) -> list[Any]:
+        tp = self.mesh.size("tp")
+        if tp > 1:
+            raise PipelineError(
+                f"partition time runs layers on one rank alone, which layers divided over {tp} cannot do; "
+                "measure with tp 1, and give the layers of each stage as a list"
+            )
+        return [TrialLayer(spec) for spec in self._layer_specs]
 
     def _is_checkpointable(self, funcs: list[Any]) -> bool:
         """Recompute decoder layers only: the others' activations are few, and the head's product is long."""

@@ -16,7 +16,8 @@ from npu_plugins.pipeline.errors import PipelineError
 from npu_plugins.pipeline.hf.draw import without_weights
 from npu_plugins.pipeline.hf.families import family_of
 from npu_plugins.pipeline.hf.module import SplitModel
-from npu_plugins.pipeline.hf.weights import Drawn, Source, Stored, Taken, check_like
+from npu_plugins.pipeline.hf.original import check_like, is_checkpointing, stop_checkpointing
+from npu_plugins.pipeline.hf.weights import Drawn, Source, Stored, Taken
 from npu_plugins.pipeline.module import make_mesh, same_stages
 from npu_plugins.tensor_parallel.sharding import shard_model
 
@@ -35,7 +36,8 @@ def split_model(
     dtype: torch.dtype | None = None,
     attn_implementation: str | None = None,
     gather_logits: bool = True,
-    **options: Any,
+    activation_checkpoint_interval: int = 0,
+    sample_input: Any = None,
 ) -> SplitModel:
     """Split a Hugging Face decoder into the stages of a pipeline, of which each rank builds its own.
 
@@ -55,11 +57,19 @@ def split_model(
         gather_logits: with tp > 1, whether all logits come together on each rank before the loss. False
             keeps them divided, `[batch, seq, vocabulary/tp]`, which saves memory and a gather; the loss is
             then the vocabulary-parallel one, and logits of an evaluation stay divided.
-        **options: for `PipelineModule`.
+        activation_checkpoint_interval: how many layers are recomputed together; 0: none, or each, if the
+            model's own activation checkpointing is on, whose place this takes. The configuration's
+            ``recomputation`` counts first.
+        sample_input: a batch `{"input_ids": …}`, for partition time.
 
     Returns:
         The module for `npu_plugins.initialize`. Its layers are the embedding, learned positions where the
-        model has them (GPT-2), each decoder layer, the norm and the head.
+        model has them (GPT-2), each decoder layer, the norm and the head; a cut may be between any of them.
+
+    The results are those of the model with ``use_cache=False``. Weights are drawn one after the other from
+    torch's generator, as by ``AutoModelForCausalLM.from_config``: under one seed they are the same in the
+    whole model and at any number of stages, and so is the generator afterwards. Every rank draws all of
+    them, and keeps its own.
 
     Raises:
         PipelineError: the model is none that can be split, was changed after it was built, or has fewer
@@ -75,10 +85,13 @@ def split_model(
     model_config = copy.deepcopy(model_config)
     _set_attention(model_config, attn_implementation)
     skeleton, _ = without_weights(model_class, model_config, dtype)
+    checkpointing = is_checkpointing(skeleton)
     if isinstance(model, nn.Module):
         check_like(model, skeleton)
+        checkpointing |= is_checkpointing(model)
         for name, parameter in model.named_parameters():
             skeleton.get_parameter(name).requires_grad_(parameter.requires_grad)
+    stop_checkpointing(skeleton)
     shard_model(skeleton, mesh, gather_logits=gather_logits)
     return SplitModel(
         skeleton,
@@ -90,7 +103,8 @@ def split_model(
         virtual_stages=virtual_stages,
         config=config,
         partition_method=partition_method,
-        **options,
+        activation_checkpoint_interval=activation_checkpoint_interval or int(checkpointing),
+        sample_input=sample_input,
     )
 
 
@@ -99,9 +113,10 @@ def _origin(model: Any, dtype: torch.dtype | None) -> tuple[Any, Any, torch.dtyp
     from transformers import PretrainedConfig, PreTrainedModel
 
     if isinstance(model, PreTrainedModel):
-        kind, config, dtype = type(model), model.config, dtype or model.dtype
+        kind, config, source = type(model), model.config, Taken(model, dtype)
+        dtype = dtype or model.dtype
         empty = any(parameter.device.type == "meta" for parameter in model.parameters())
-        return kind, config, dtype, Drawn(kind, config, dtype) if empty else Taken(model)
+        return kind, config, dtype, Drawn(kind, config, dtype) if empty else source
     if isinstance(model, PretrainedConfig):
         kind = _class_of(model)
         dtype = dtype or model.dtype or torch.get_default_dtype()

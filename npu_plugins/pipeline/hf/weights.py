@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from npu_plugins.checkpoint.errors import CheckpointError
 from npu_plugins.checkpoint.files import CheckpointFiles
 from npu_plugins.checkpoint.load import check_shapes, check_stored_as_is, read_local, stored_names
-from npu_plugins.pipeline.errors import PipelineError
 from npu_plugins.pipeline.hf.draw import draw
 from npu_plugins.tensor_parallel.filling import filled_like, take_local
 
@@ -24,21 +24,36 @@ from npu_plugins.tensor_parallel.filling import filled_like, take_local
 class Source(Protocol):
     """Gives the weights of a whole model, parameter by parameter."""
 
+    mend: str
+    """What to do where `identity` is not the same on all ranks of a replica."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return what tells whether another rank's source is of the same weights; asked before `open`."""
+
     def open(self, skeleton: nn.Module, names: set[str]) -> None:
         """Get ready to give the parameters `names` of a model like `skeleton`, and no others."""
 
     def weight(self, name: str, parameter: nn.Parameter, device: torch.device) -> torch.Tensor:
         """Return what `parameter`, which is on the meta device, holds: its part, where it is divided.
 
-        On `device`, in its dtype.
+        It is on `device`.
         """
 
 
 class Taken:
     """From a model that has them."""
 
-    def __init__(self, model: nn.Module) -> None:
+    mend = "seed all ranks alike before the model is built, or load the same checkpoint on all of them"
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype | None) -> None:
+        """Take the model; None: each parameter keeps its dtype."""
+        self.dtype = dtype
         self.parameters = dict(model.named_parameters(remove_duplicate=False))
+
+    @torch.no_grad()
+    def identity(self) -> dict[str, Any]:
+        """Return the sum of each parameter."""
+        return {name: each.sum(dtype=torch.float32).cpu() for name, each in self.parameters.items()}
 
     def open(self, skeleton: nn.Module, names: set[str]) -> None:
         """Keep those of this rank; the others are free as soon as the caller lets go of the model."""
@@ -46,15 +61,22 @@ class Taken:
 
     def weight(self, name: str, parameter: nn.Parameter, device: torch.device) -> torch.Tensor:
         """Return the model's own tensor, copied only where device or dtype differ, or its part."""
-        return take_local(parameter, self.parameters.pop(name).detach()).to(device, parameter.dtype)
+        full = self.parameters.pop(name).detach()
+        return take_local(parameter, full).to(device, self.dtype or full.dtype)
 
 
 class Drawn:
     """Drawn at random as transformers does."""
 
+    mend = "call torch.manual_seed with one seed on all of them before split_model"
+
     def __init__(self, model_class: Any, config: Any, dtype: torch.dtype) -> None:
         self.model_class, self.config, self.dtype = model_class, config, dtype
         self.drawn: dict[str, torch.Tensor] = {}
+
+    def identity(self) -> dict[str, Any]:
+        """Return the state of the generator that is drawn from."""
+        return {"torch's random generator": torch.get_rng_state()}
 
     def open(self, skeleton: nn.Module, names: set[str]) -> None:
         """Draw."""
@@ -68,19 +90,43 @@ class Drawn:
 class Stored:
     """From a directory that `save_pretrained` wrote."""
 
+    mend = "give all ranks the same directory, or copies of one save"
+
     def __init__(self, directory: str | Path) -> None:
         self.files = CheckpointFiles.open(directory)
-        self.names: dict[str, str] = {}
+        self.stored: dict[str, list[str]] = {}
+        """By the model's name, those that the files give the tensor; two where a tied one is stored twice."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return what the files' headers say."""
+        return {
+            name: f"{each.file.name} {each.dtype} {each.shape}" for name, each in self.files.tensors.items()
+        }
 
     def open(self, skeleton: nn.Module, names: set[str]) -> None:
         """Compare the directory with the model."""
         check_stored_as_is(skeleton)
-        self.names = stored_names(skeleton, self.files)
-        check_shapes(skeleton, self.files, self.names)
+        found = stored_names(skeleton, self.files)
+        check_shapes(skeleton, self.files, found)
+        same: dict[int, list[str]] = {}
+        for name, parameter in skeleton.named_parameters(remove_duplicate=False):
+            same.setdefault(id(parameter), []).append(name)
+        for group in same.values():
+            stored = list(dict.fromkeys(found[name] for name in group if name in found))
+            self.stored |= dict.fromkeys(group, stored)
 
     def weight(self, name: str, parameter: nn.Parameter, device: torch.device) -> torch.Tensor:
         """Read one tensor, or this rank's part of it."""
-        return read_local(parameter, device, self.files, self.names[name])
+        first, *others = self.stored[name]
+        weight = read_local(parameter, device, self.files, first)
+        for other in others:
+            again = read_local(parameter, torch.device("cpu"), self.files, other)
+            if not torch.equal(again, weight.cpu()):
+                raise CheckpointError(
+                    f"{first} and {other} are tied in the model, but {self.files.directory} stores both and "
+                    "they differ; set tie_word_embeddings to false in its config.json, or remove one"
+                )
+        return weight
 
 
 def fill(
@@ -119,35 +165,3 @@ def fill(
                 setattr(module, name, made[key])
         for name, buffer in list(module.named_buffers(recurse=False)):
             setattr(module, name, buffer.to(device))
-
-
-def check_like(model: nn.Module, skeleton: nn.Module) -> None:
-    """Refuse a model that was changed after its configuration built it: the stages would not have the change.
-
-    Raises:
-        PipelineError: naming what differs.
-    """
-    found = {name: type(module) for name, module in model.named_modules()}
-    wanted = {name: type(module) for name, module in skeleton.named_modules()}
-    shapes = {name: tuple(each.shape) for name, each in model.named_parameters(remove_duplicate=False)}
-    expected = {name: tuple(each.shape) for name, each in skeleton.named_parameters(remove_duplicate=False)}
-    for what, these, those in (("module", found, wanted), ("parameter", shapes, expected)):
-        for name in {**these, **those}:
-            if these.get(name) != those.get(name):
-                raise PipelineError(
-                    f"{what} {name} of {type(model).__name__} is {_told(these.get(name))}, but its "
-                    f"configuration makes {_told(those.get(name))}; split_model builds the stages from the "
-                    "configuration: change that, or split first and change the stages"
-                )
-    for name, module in model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks:
-            raise PipelineError(
-                f"module {name or type(model).__name__} has forward hooks, which the stages would not have; "
-                "split first and put hooks on the stages"
-            )
-
-
-def _told(value: Any) -> str:
-    if value is None:
-        return "absent"
-    return value.__name__ if isinstance(value, type) else f"of shape {list(value)}"
