@@ -21,6 +21,8 @@ def rank_environment() -> dict[str, str]:
     NPU_SIM_NODE gives the session a simulated machine of its own, so that two test runs do not share memory.
     """
     env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
+    # pyarrow's allocator would start a thread when imported, and a process with threads cannot be forked.
+    env["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
     if why_no_npu() is None and "ASCEND_HOME_PATH" not in env:
         env["NPU_SIM"] = str(MAX_WORLD_SIZE)
         env["NPU_SIM_NODE"] = f"pytest-{os.getpid()}"

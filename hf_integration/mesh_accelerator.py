@@ -1,0 +1,100 @@
+"""accelerate's `Accelerator` for a job whose replicas are blocks of tp × pp ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader
+from accelerate.utils import recursively_apply
+from torch.utils.data import DataLoader
+from transformers.trainer_utils import seed_worker
+
+from npu_plugins.comm import ProcessMesh, gradient_norm
+
+
+class MeshAccelerator(Accelerator):
+    """`Accelerator` that deals batches to replicas, and gathers results once from each of them.
+
+    accelerate 1.15 takes every rank for a replica, but for the ranks of a device mesh whose axes are ordered
+    otherwise than here. All else it does (device, main process, printing) stays as it is.
+    """
+
+    def __init__(self, mesh: ProcessMesh, data_seed: int, **kwargs: Any) -> None:
+        """Take the mesh, the seed of shuffling, and the arguments of `Accelerator`."""
+        super().__init__(**kwargs)
+        self.mesh, self._data_seed = mesh, data_seed
+        self.engine: Any = None
+        """DeepSpeed's, of a model whose backward pass runs here: with tensor parallelism alone."""
+        self.measured_norm: torch.Tensor | None = None
+        """Of the last step's gradient, where DeepSpeed reports none."""
+
+    def prepare_data_loader(
+        self, data_loader: DataLoader, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
+    ) -> DataLoader:
+        """Return a loader that gives all ranks of a replica the same batches, in the order of one process."""
+        if getattr(data_loader, "_is_accelerate_prepared", False):
+            return data_loader
+        self._seed(data_loader)
+        placed = self.device_placement if device_placement is None else device_placement
+        prepared = prepare_data_loader(
+            data_loader,
+            self.device,
+            num_processes=self.mesh.size("dp"),
+            process_index=self.mesh.rank("dp"),
+            split_batches=self.split_batches,
+            put_on_device=placed,
+            rng_types=self.rng_types.copy(),
+            dispatch_batches=False,
+            even_batches=self.even_batches,
+            slice_fn_for_dispatch=slice_fn_for_dispatch,
+            use_seedable_sampler=self.use_seedable_sampler,
+            data_seed=self._data_seed,
+            non_blocking=self.non_blocking,
+        )
+        self._dataloaders.append(prepared)
+        return prepared
+
+    def _seed(self, loader: DataLoader) -> None:
+        """Shuffle and collate alike on all ranks of a replica, whatever numbers they have drawn before."""
+        if getattr(loader.sampler, "generator", self) is None:
+            loader.sampler.generator = torch.Generator()
+            loader.sampler.generator.manual_seed(self._data_seed)
+        init = loader.worker_init_fn
+        if isinstance(init, partial) and init.func is seed_worker:
+            loader.worker_init_fn = partial(seed_worker, **{**init.keywords, "rank": self.mesh.rank("dp")})
+
+    def gather(self, tensor: Any) -> Any:
+        """Return nested tensors of all replicas, joined along their first dim, on every rank."""
+        return recursively_apply(self._gather_one, tensor, error_on_other_type=True)
+
+    def _gather_one(self, tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.reshape(1) if tensor.ndim == 0 else tensor.contiguous()
+        group = self.mesh.group("dp")
+        if group is None:
+            return tensor
+        pieces = [torch.empty_like(tensor) for _ in range(self.mesh.size("dp"))]
+        dist.all_gather(pieces, tensor, group=group)
+        return torch.cat(pieces)
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """Run the engine's backward pass, and its step at the end of the accumulation."""
+        engine = self.engine
+        engine.set_gradient_accumulation_boundary(is_boundary=self.sync_gradients)
+        # The Trainer has scaled the loss for the accumulation already.
+        engine.backward(loss, scale_wrt_gas=False, **kwargs)
+        if self.sync_gradients:
+            if not (engine.zero_optimization() or engine.bfloat16_enabled() or engine.fp16_enabled()):
+                # DeepSpeed 0.19.8 clips by this norm and forgets it (engine.py:3502).
+                self.measured_norm = gradient_norm(engine.module.parameters(), self.mesh)
+            engine.step()
+
+    @contextlib.contextmanager
+    def no_sync(self, model: Any) -> Iterator[None]:
+        """Do nothing: the engine reduces gradients at the end of the accumulation by itself."""
+        yield

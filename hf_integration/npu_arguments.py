@@ -1,0 +1,150 @@
+"""`NpuTrainingArguments`: the HF Trainer's arguments and how the model is divided among the ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainingArguments
+
+from ds_configs.parallel import ParallelConfig
+from hf_integration.device import require_device
+from hf_integration.errors import TrainingInputError
+from hf_integration.parallel_settings import ParallelFlags, ParallelSettings, parallel_settings
+from hf_integration.unsupported import check_arguments
+
+
+@dataclass
+class NpuTrainingArguments(TrainingArguments):
+    """`TrainingArguments` with tensor and pipeline parallelism.
+
+    Degrees come from the flags or from ``ds_config`` (``tensor_parallel.autotp_size``, ``pipeline.stages``),
+    flags first. What is left of the ranks are replicas: the batch of a step is
+    ``per_device_train_batch_size`` × ``gradient_accumulation_steps`` × replicas, and a pipeline's
+    micro-batches are those that the gradient is accumulated over.
+
+    Raises:
+        TrainingInputError: the degrees do not divide the ranks, no device is there, or something asked for
+            cannot be done with a divided model.
+    """
+
+    tensor_model_parallel_size: int | None = field(
+        default=None, metadata={"help": "Ranks that share each matrix. Default: ds_config's, else 1."}
+    )
+    pipeline_model_parallel_size: int | None = field(
+        default=None,
+        metadata={"help": "Ranks that the layers are divided into. Default: ds_config's, else 1."},
+    )
+    zero_stage: int | None = field(
+        default=None, metadata={"help": "ZeRO stage, in place of ds_config's zero_optimization.stage."}
+    )
+    pipeline_schedule: str | None = field(
+        default=None,
+        metadata={
+            "help": "gpipe, 1f1b, interleaved, zb-h1, zb-v or dualpipev. Default: ds_config's, else 1f1b."
+        },
+    )
+    virtual_stages: int | None = field(
+        default=None, metadata={"help": "Pipeline stages on each rank, where the schedule leaves a choice."}
+    )
+    recomputation: str | None = field(
+        default=None,
+        metadata={
+            "help": "Pipeline layers recomputed in the backward pass: none, full, or how many together."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        self.parallel = self._read_parallel()
+        divides = self.parallel.divides
+        given: Any = self.deepspeed  # type: ignore[has-type]
+        # Before the parent's __post_init__, which brings up the process group on whatever device it finds.
+        self.parallel.degrees(launched_ranks())
+        engine_by_accelerate = bool(given or self.parallel.config) and not divides
+        require_device(use_cpu=self.use_cpu, deepspeed=engine_by_accelerate)
+        # Of a divided model accelerate is not to know DeepSpeed: it would count every rank as a replica.
+        self.deepspeed = None if divides else self.parallel.config or given
+        super().__post_init__()
+        self.deepspeed = given if divides else self.deepspeed
+        self.parallel_config: ParallelConfig = self.parallel.degrees(self.world_size)
+        if divides:
+            check_arguments(self)
+        elif self.deepspeed:
+            keep_model_savable(self.hf_deepspeed_config.config)
+
+    def _read_parallel(self) -> ParallelSettings:
+        flags = ParallelFlags(
+            self.tensor_model_parallel_size,
+            self.pipeline_model_parallel_size,
+            self.zero_stage,
+            self.pipeline_schedule,
+            self.virtual_stages,
+            _whole_number(self.recomputation),
+        )
+        config = None if not self.deepspeed else read_deepspeed_config(self.deepspeed)
+        return parallel_settings(flags, config)
+
+    @property
+    def place_model_on_device(self) -> bool | None:
+        """Whether the Trainer moves the whole model to the device; not where a rank holds a part of it."""
+        return False if self.parallel.divides else super().place_model_on_device
+
+
+def launched_ranks() -> int:
+    """Return the number of ranks that the launcher started."""
+    return int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def _whole_number(text: str | int | None) -> str | int | None:
+    return int(text) if isinstance(text, str) and text.isdigit() else text
+
+
+def read_deepspeed_config(given: Any) -> Mapping[str, Any]:
+    """Return the DeepSpeed configuration that ``--deepspeed`` names, or that a script gives as a dict.
+
+    Args:
+        given: a path, or the dict.
+
+    Raises:
+        TrainingInputError: it is no file with the JSON that the HF Trainer can hand to DeepSpeed.
+    """
+    if isinstance(given, dict):
+        config, name = given, "deepspeed=…"
+    else:
+        path, name = Path(given), f"--deepspeed {given}"
+        if not path.is_file():
+            raise TrainingInputError(f"{name} does not exist; `ds-config list` names the presets")
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise TrainingInputError(f"{name} is not the strict JSON that HF needs: {error}") from error
+    if not isinstance(config, dict) or "zero_optimization" not in config:
+        raise TrainingInputError(
+            f'{name} has no "zero_optimization" section, without which accelerate refuses it; '
+            'add {"zero_optimization": {"stage": 0}} for plain data parallelism'
+        )
+    return config
+
+
+def keep_model_savable(config: dict[str, Any]) -> None:
+    """Make ZeRO-3 gather whole weights when the model is saved, unless ``config`` already decides that.
+
+    Without it DeepSpeed saves shards, which ``from_pretrained`` cannot load.
+
+    Raises:
+        TrainingInputError: ``config`` forbids the gathering.
+    """
+    zero = config["zero_optimization"]
+    names = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
+    if zero.get("stage") != 3:
+        return
+    if any(zero.get(name) is False for name in names):
+        raise TrainingInputError(
+            f'"{names[0]}" is false, so from_pretrained could not load the trained model; set it to true'
+        )
+    if not any(name in zero for name in names):
+        zero[names[0]] = True

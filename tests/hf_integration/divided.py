@@ -1,0 +1,158 @@
+"""Training runs with `NpuTrainer`, on ranks of a world or in one process, and the models they train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+VOCABULARY, LENGTH = 64, 12
+STEPS = 20
+
+
+def model_config(family: str) -> Any:
+    """Return the configuration of a small model without dropout."""
+    from transformers import AutoConfig
+
+    common: dict[str, Any] = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2}
+    if family == "gpt2":
+        sizes: dict[str, Any] = {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 32}
+        dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        return AutoConfig.for_model("gpt2", **common, **sizes, **dropouts)
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32,
+        "tie_word_embeddings": family == "qwen2",
+    }
+    return AutoConfig.for_model(family, **common, **sizes)
+
+
+def make_model(family: str) -> Any:
+    """Return the model with the weights that all runs start from."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(7)
+    return AutoModelForCausalLM.from_config(model_config(family), dtype=torch.float32)
+
+
+class Sentences(Dataset):
+    """Random sequences of unequal lengths, padded, whose labels leave out padding and some more."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.rows = []
+        for _ in range(count):
+            length = int(torch.randint(LENGTH // 2, LENGTH + 1, (), generator=generator))
+            ids = torch.randint(3, VOCABULARY, (LENGTH,), generator=generator)
+            ids[length:] = 0
+            mask = (torch.arange(LENGTH) < length).long()
+            labels = torch.where(mask.bool(), ids, -100)
+            labels[: int(torch.randint(0, 4, (), generator=generator))] = -100
+            self.rows.append({"input_ids": ids, "attention_mask": mask, "labels": labels})
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return self.rows[index]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run, whatever the degrees."""
+
+    family: str = "llama"
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    steps: int = STEPS
+    micro_batches: int = 4
+    """Of a step, over all replicas."""
+    rows: int = 76
+    """Sequences to train on: 38 micro-batches, so that an epoch ends within a step, for each replica."""
+    flags: dict[str, Any] = field(default_factory=dict)
+    trainer: dict[str, Any] = field(default_factory=dict)
+    """More arguments of the trainer."""
+    after: Callable[[Any], Any] | None = None
+    """Called with the trainer once it has trained; its result is returned with the losses."""
+
+    @property
+    def divides(self) -> bool:
+        """Whether it needs `NpuTrainer`."""
+        return self.tp * self.pp * self.dp > 1
+
+    def arguments(self, folder: Path, use_cpu: bool) -> Any:
+        """Return the arguments of the trainer."""
+        from hf_integration.npu_arguments import NpuTrainingArguments
+
+        degrees: dict[str, Any] = {
+            "tensor_model_parallel_size": self.tp,
+            "pipeline_model_parallel_size": self.pp,
+        }
+        return NpuTrainingArguments(
+            output_dir=str(folder),
+            use_cpu=use_cpu,
+            max_steps=self.steps,
+            per_device_train_batch_size=2,
+            per_device_eval_batch_size=2,
+            gradient_accumulation_steps=self.micro_batches // self.dp,
+            learning_rate=3e-3,
+            lr_scheduler_type="linear",
+            warmup_steps=4,
+            weight_decay=0.01,
+            logging_steps=1,
+            save_strategy=self.flags.get("save_strategy", "no"),
+            report_to=self.flags.get("report_to", "none"),
+            disable_tqdm=True,
+            **(degrees if self.divides else {}),
+            **{key: value for key, value in self.flags.items() if key not in ("save_strategy", "report_to")},
+        )
+
+
+@dataclass
+class Record:
+    """What a run showed on one rank."""
+
+    log: list[dict[str, Any]]
+    after: Any = None
+
+    def values(self, key: str) -> list[float]:
+        """Return all values of one key of the log."""
+        return [entry[key] for entry in self.log if key in entry]
+
+
+def train(run: Run, folder: Path, use_cpu: bool = True) -> Record:
+    """Train in this process, which is one rank of the run or all of it."""
+    from hf_integration.npu_trainer import NpuTrainer
+
+    trainer = NpuTrainer(
+        model=make_model(run.family),
+        args=run.arguments(folder, use_cpu),
+        train_dataset=Sentences(run.rows, seed=1),
+        eval_dataset=Sentences(11, seed=2),
+        **run.trainer,
+    )
+    trainer.train()
+    after = None if run.after is None else run.after(trainer)
+    record = Record(trainer.state.log_history, after)
+    if trainer.mesh is not None:
+        trainer.deepspeed.destroy()
+        trainer.mesh.destroy()
+    return record
+
+
+def train_on_rank(run: Run, folder: Path, backend: str) -> Record:
+    """Train on a rank of a kept world."""
+    if backend == "gloo":
+        from tests.pipeline.running import use_cpu
+
+        use_cpu()
+    return train(run, folder, backend == "gloo")
