@@ -105,6 +105,7 @@ setup(
         "tqdm",
         "rich>=13",
         "hjson>=3.1",
+        "jinja2>=3.1.6",
     ],
     extras_require={
         "npu": ['torch_npu>=2.1; sys_platform == "linux"'],

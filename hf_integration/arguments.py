@@ -9,6 +9,8 @@ from pathlib import Path
 
 from transformers import HfArgumentParser, TrainingArguments
 
+from hf_integration.data.arguments import DataArguments
+from hf_integration.data.loader import check_sampling
 from hf_integration.device import require_device
 from hf_integration.errors import TrainingInputError
 from hf_integration.models import preset_names
@@ -52,58 +54,6 @@ class ModelArguments:
 
 
 @dataclass
-class DataArguments:
-    """What text to train on and how it is cut into sequences."""
-
-    train_file: str | None = field(
-        default=None,
-        metadata={
-            "help": "Text file, .json/.jsonl file or directory of them. "
-            "Default: the source code of Python's standard library."
-        },
-    )
-    validation_file: str | None = field(
-        default=None, metadata={"help": "The same for evaluation. Default: the end of the training text."}
-    )
-    text_column: str = field(default="text", metadata={"help": "Field of a JSON record that holds the text."})
-    block_size: int | None = field(
-        default=None, metadata={"help": "Tokens per sequence. Default: 256, or less if the model takes less."}
-    )
-    validation_fraction: float = field(
-        default=0.05, metadata={"help": "Share of sequences evaluated on without --validation_file."}
-    )
-    stdlib_bytes: int = field(
-        default=2 << 20, metadata={"help": "Bytes of the standard library's source to use."}
-    )
-    max_eval_blocks: int = field(default=256, metadata={"help": "Most sequences to evaluate on; 0: all."})
-    sample_tokens: int = field(
-        default=128, metadata={"help": "Tokens of the continuation sampled at the end; 0 means none."}
-    )
-    sample_prompt: str = field(default="def ", metadata={"help": "Text the sample starts from."})
-
-    def __post_init__(self) -> None:
-        for flag, path in (("--train_file", self.train_file), ("--validation_file", self.validation_file)):
-            if path is not None and not Path(path).exists():
-                raise TrainingInputError(f"{flag} {path} does not exist; give a file or directory")
-        if self.block_size is not None and self.block_size < 2:
-            raise TrainingInputError(f"--block_size must be at least 2 tokens, got {self.block_size}")
-        if not 0 < self.validation_fraction < 1:
-            raise TrainingInputError(
-                f"--validation_fraction must lie between 0 and 1 (excluded), got {self.validation_fraction}"
-            )
-        if self.stdlib_bytes < 1:
-            raise TrainingInputError(f"--stdlib_bytes must be at least 1, got {self.stdlib_bytes}")
-        for flag, value in (
-            ("--max_eval_blocks", self.max_eval_blocks),
-            ("--sample_tokens", self.sample_tokens),
-        ):
-            if value < 0:
-                raise TrainingInputError(f"{flag} must not be negative, got {value}")
-        if self.sample_tokens and not self.sample_prompt:
-            raise TrainingInputError("--sample_prompt must not be empty; give some text or --sample_tokens 0")
-
-
-@dataclass
 class NpuTrainingArguments(TrainingArguments):
     """The HF Trainer's own arguments with this program's defaults and a check that a device is there."""
 
@@ -122,6 +72,7 @@ class NpuTrainingArguments(TrainingArguments):
         # Before the parent's __post_init__, which brings up the process group on whatever device it finds.
         require_device(use_cpu=self.use_cpu, deepspeed=bool(self.deepspeed))
         super().__post_init__()
+        check_sampling(self)
         if self.deepspeed:
             keep_model_savable(self.hf_deepspeed_config.config)
 

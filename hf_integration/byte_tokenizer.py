@@ -13,8 +13,13 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 END_OF_TEXT = "<|endoftext|>"
 
 
-def build_byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer whose token ids 0…255 are byte values and whose id 256 ends a document."""
+def build_byte_tokenizer(*, special_tokens_in_text: bool = False) -> PreTrainedTokenizerFast:
+    """Return a tokenizer whose token ids 0…255 are byte values and whose id 256 ends a document.
+
+    Args:
+        special_tokens_in_text: whether ``<|endoftext|>``, spelled out, becomes that one token, as a chat
+            template needs it; otherwise a document that spells it is text like any other.
+    """
     # The byte-level pre-tokenizer writes each byte as one printable character; BPE without merges keeps them
     # apart.
     vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
@@ -27,6 +32,5 @@ def build_byte_tokenizer() -> PreTrainedTokenizerFast:
         eos_token=END_OF_TEXT,
         pad_token=END_OF_TEXT,
         clean_up_tokenization_spaces=False,
-        # A document that spells the end-of-text token is text like any other.
-        split_special_tokens=True,
+        split_special_tokens=not special_tokens_in_text,
     )

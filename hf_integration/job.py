@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import datasets
 import torch
@@ -11,30 +13,47 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, set_seed
 
 from hf_integration.arguments import (
     BYTE_TOKENIZER,
-    DataArguments,
     ModelArguments,
     NpuTrainingArguments,
     parse_arguments,
 )
 from hf_integration.byte_tokenizer import build_byte_tokenizer
-from hf_integration.data import load_data
+from hf_integration.data import DataArguments, check_packing, load_data
+from hf_integration.data.chat import set_chat_template
 from hf_integration.device import describe_device, platform_label
 from hf_integration.errors import TrainingInputError
-from hf_integration.models import build_model, model_config, resolve_block_size
+from hf_integration.models import build_model, longest_sequence, model_config, resolve_block_size
 from hf_integration.plot import plot_losses
 from hf_integration.report import RunFiles, sample_continuation, summary
 from hf_integration.trainer import CausalLMTrainer
 
+# Tokens per sequence where --block_size is not given.
+DEFAULT_LENGTH = MappingProxyType({"pretrain": 256, "sft": 1024})
 
-def load_tokenizer(args: ModelArguments) -> PreTrainedTokenizerBase:
+
+def load_tokenizer(args: ModelArguments, data: DataArguments) -> PreTrainedTokenizerBase:
     """Return the tokenizer that ``args`` name: a directory's, the model's own, or the byte tokenizer.
+
+    It gets the chat template that ``data`` names, if it names one.
+
+    Raises:
+        TrainingInputError: there is no tokenizer, or the template is none.
+    """
+    tokenizer = find_tokenizer(args, answers_end=data.task == "sft")
+    if data.chat_template is not None:
+        set_chat_template(tokenizer, Path(data.chat_template))
+    return tokenizer
+
+
+def find_tokenizer(args: ModelArguments, answers_end: bool) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that ``args`` name; ``answers_end``: a text may hold end-of-text tokens.
 
     Raises:
         TrainingInputError: the model's directory has no tokenizer and none was named.
     """
     name = args.tokenizer_name or (BYTE_TOKENIZER if args.config_name else args.model_name_or_path)
     if name == BYTE_TOKENIZER:
-        return build_byte_tokenizer()
+        return build_byte_tokenizer(special_tokens_in_text=answers_end)
     directory = Path(str(name))
     if not (directory / "tokenizer_config.json").is_file():
         raise TrainingInputError(
@@ -54,22 +73,24 @@ def build_trainer(
     """
     if args.process_index != 0:
         datasets.disable_progress_bars()
-    tokenizer = load_tokenizer(model_args)
+    tokenizer = load_tokenizer(model_args, data_args)
     config = model_config(model_args.model_name_or_path, model_args.config_name, tokenizer)
     # Rank 0 fills the cache of `datasets`, the others then read it.
     with args.main_process_first(desc="reading the data"):
         data = load_data(
-            train_file=data_args.train_file,
-            validation_file=data_args.validation_file,
-            text_column=data_args.text_column,
-            stdlib_bytes=data_args.stdlib_bytes,
-            validation_fraction=data_args.validation_fraction,
-            max_eval_blocks=data_args.max_eval_blocks,
-            block_size=resolve_block_size(data_args.block_size, config),
+            data_args,
+            block_size=resolve_block_size(data_args.block_size, config, DEFAULT_LENGTH[data_args.task]),
+            longest=longest_sequence(config),
             tokenizer=tokenizer,
         )
+    if args.process_index == 0:
+        for note in data.notes:
+            print(f"train.py: {note}", file=sys.stderr, flush=True)
     set_seed(args.seed)
     model = build_model(config, model_args.model_name_or_path)
+    if data_args.packs_documents:
+        rows = max(args.per_device_train_batch_size, args.per_device_eval_batch_size)
+        check_packing(model.config, use_cache=bool(args.use_cache), rows=rows)
     return CausalLMTrainer(
         model=model,
         args=args,

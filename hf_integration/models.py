@@ -76,9 +76,11 @@ def model_config(
     with refusing_unreadable(directory):
         config = AutoConfig.from_pretrained(directory)
     rows = config.get_text_config().vocab_size
-    if len(tokenizer) > rows:
+    # Not its length: ids may have gaps, and the largest is what the embedding is asked for.
+    needed = max(tokenizer.get_vocab().values()) + 1
+    if needed > rows:
         raise TrainingInputError(
-            f"the tokenizer has {len(tokenizer)} tokens but the embedding of {directory} only {rows} rows; "
+            f"the tokenizer has {needed} tokens but the embedding of {directory} only {rows} rows; "
             "give the tokenizer that the model was made with, or a model with a larger vocabulary"
         )
     return config
@@ -89,15 +91,15 @@ def longest_sequence(config: PretrainedConfig) -> int | None:
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
-def resolve_block_size(wanted: int | None, config: PretrainedConfig) -> int:
-    """Return the sequence length in tokens: ``wanted``, or 256 where the model takes that much.
+def resolve_block_size(wanted: int | None, config: PretrainedConfig, default: int = 256) -> int:
+    """Return the sequence length in tokens: ``wanted``, or ``default`` where the model takes that much.
 
     Raises:
         TrainingInputError: ``wanted`` is longer than the model's positions.
     """
     longest = longest_sequence(config)
     if wanted is None:
-        return min(256, longest) if longest else 256
+        return min(default, longest) if longest else default
     if longest and wanted > longest:
         raise TrainingInputError(
             f"--block_size {wanted} is longer than the {longest} positions of the model; lower it"

@@ -14,7 +14,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 
 from hf_integration.device import DeviceDescription
 from hf_integration.models import longest_sequence
-from hf_integration.plot import series
+from hf_integration.plot import loss_unit, series
 from hf_integration.trainer import speed_key
 
 
@@ -75,14 +75,15 @@ def summary(
 def loss_lines(history: Sequence[dict[str, Any]], platform: str) -> list[str]:
     """Return the lines on training loss, evaluation loss and speed, as far as ``history`` has them."""
     lines = []
-    steps, losses = series(history, "nats_per_byte")
+    unit = loss_unit(history)
+    steps, losses = series(history, unit.key)
     if losses:
         first, last = f"{losses[0]:.4f} (step {steps[0]})", f"{losses[-1]:.4f} (step {steps[-1]})"
-        lines.append(f"loss          {first} -> {last} nats per byte")
-    _, evaluated = series(history, "eval_nats_per_byte")
+        lines.append(f"loss          {first} -> {last} {unit.name}")
+    _, evaluated = series(history, f"eval_{unit.key}")
     if evaluated:
         value = series(history, "eval_perplexity")[1][-1]
-        lines.append(f"evaluation    {evaluated[-1]:.4f} nats per byte, perplexity {value:.2f} per token")
+        lines.append(f"evaluation    {evaluated[-1]:.4f} {unit.name}, perplexity {value:.2f} per token")
     _, speeds = series(history, speed_key(platform))
     if speeds:
         name = platform.replace("_", " ")

@@ -9,25 +9,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from hf_integration.data import TrainingData
+from hf_integration.data import Replica, TrainingData
+from hf_integration.data.loader import replica_loader
 from hf_integration.deepspeed_stage0 import CountFromFirstStep, scale_gradients
+from hf_integration.errors import TrainingInputError
 
 
 class CausalLMTrainer(Trainer):
     """HF Trainer that writes every log entry, extended, to a JSON-lines file as soon as it exists.
 
     A training entry gains ``nats_per_byte`` and ``<platform>_tokens_per_s``, over all ranks and since the
-    entry before; the name says on what, so that a simulator's speed is not taken for a card's. An evaluation
-    entry gains ``eval_perplexity`` (per token) and ``eval_nats_per_byte``.
+    entry before; the name says on what, so that a simulator's speed is not taken for a card's. Rows of unlike
+    length count as the average one, without padding. An evaluation entry gains ``eval_perplexity`` (per
+    token) and ``eval_nats_per_byte``. Losses of records are per token of their answers, never per byte.
+
+    Every replica reads its own share of each batch (`ReplicaBatchSampler`).
     """
 
     def __init__(self, *, data: TrainingData, log_file: Path, platform: str, **kwargs: Any) -> None:
         super().__init__(
             train_dataset=data.train,
             eval_dataset=data.evaluation,
-            data_collator=stack_blocks,
+            data_collator=data.collator,
             callbacks=[LogLastStep(), CountFromFirstStep()],
             **kwargs,
         )
@@ -41,6 +47,27 @@ class CausalLMTrainer(Trainer):
             # A resumed or evaluating run goes on in the log that is there.
             log_file.open("w" if starts_afresh else "a", encoding="utf-8").close()
 
+    @property
+    def replica(self) -> Replica:
+        """Which replica this rank belongs to; with DeepSpeed's AutoTP consecutive ranks are one."""
+        ranks = self.get_tp_size()
+        return Replica(self.args.process_index // ranks, self.args.world_size // ranks)
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Return the loader of this replica's batches.
+
+        Raises:
+            TrainingInputError: the last batch of an epoch needs filling up, and the model's loss cannot leave
+                out what fills it.
+        """
+        loader = replica_loader(self.args, self.train_dataset, self.data_collator, self.replica)
+        if loader.batch_sampler.has_fillers and not self.model_accepts_loss_kwargs:
+            raise TrainingInputError(
+                f"{type(self.model).__name__} averages each batch by itself, so the last one of an epoch, "
+                "which is not full, would count wrongly; give --dataloader_drop_last"
+            )
+        return loader
+
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Return the Trainer's own loss, with its gradient scaled where DeepSpeed forgets to."""
         result = super().compute_loss(model, inputs, *args, **kwargs)
@@ -50,12 +77,15 @@ class CausalLMTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Extend ``logs``, hand them to the Trainer's own log and append them to the log file."""
+        density = self._data.tokens_per_byte
         if "loss" in logs:
-            logs["nats_per_byte"] = logs["loss"] * self._data.tokens_per_byte
+            if density is not None:
+                logs["nats_per_byte"] = logs["loss"] * density
             logs.update(self._speed())
         if "eval_loss" in logs:
             logs["eval_perplexity"] = perplexity(logs["eval_loss"])
-            logs["eval_nats_per_byte"] = logs["eval_loss"] * self._data.tokens_per_byte
+            if density is not None:
+                logs["eval_nats_per_byte"] = logs["eval_loss"] * density
         super().log(logs, start_time)
         if self.is_world_process_zero():
             with self._log_file.open("a", encoding="utf-8") as file:
@@ -69,8 +99,8 @@ class CausalLMTrainer(Trainer):
             return {}
         steps = self.state.global_step - before[1]
         per_rank = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        sequences = steps * self.args.world_size * per_rank
-        return {self._speed_key: sequences * self._data.block_size / (now - before[0])}
+        rows = steps * self.replica.size * per_rank
+        return {self._speed_key: rows * self._data.tokens_per_row / (now - before[0])}
 
 
 class LogLastStep(TrainerCallback):
@@ -96,8 +126,3 @@ def perplexity(loss: float) -> float:
         return math.exp(loss)
     except OverflowError:
         return math.inf
-
-
-def stack_blocks(blocks: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Return the ``blocks``, all of one length, as one batch."""
-    return {key: torch.stack([block[key] for block in blocks]) for key in blocks[0]}

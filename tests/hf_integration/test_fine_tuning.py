@@ -1,0 +1,142 @@
+"""Whole runs of supervised fine-tuning on the CPU, and of one process against two."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_integration.byte_tokenizer import build_byte_tokenizer
+from hf_integration.models import build_model, model_config
+from hf_integration.train import main
+from tests.hf_integration.runs import ROOT, entries, logged
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}Q: {{ m['content'] }}\nA:"
+    "{% else %}{% generation %} {{ m['content'] }}{{ eos_token }}{% endgeneration %}{% endif %}{% endfor %}"
+)
+FLAGS = [
+    "--use_cpu",
+    "--task",
+    "sft",
+    "--learning_rate",
+    "3e-3",
+    "--logging_steps",
+    "1",
+    "--report_to",
+    "none",
+]
+FLAGS += ["--sample_tokens", "0", "--num_train_epochs", "2", "--validation_fraction", "0.2"]
+RECORDS = 34  # 27 to train on: batches of four leave three over
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model to start from, records of unlike length, and a template."""
+    folder = tmp_path_factory.mktemp("start")
+    tokenizer = build_byte_tokenizer()
+    torch.manual_seed(0)
+    build_model(model_config(None, "tiny-llama", tokenizer), None).save_pretrained(folder)
+    draw = random.Random(1)
+    lines = []
+    for _ in range(RECORDS):
+        turns = []
+        for _ in range(draw.randint(1, 3)):
+            word = "".join(draw.choices("abcdefg", k=draw.randint(1, 12)))
+            turns += [{"role": "user", "content": word}, {"role": "assistant", "content": word.upper()}]
+        lines.append(json.dumps({"messages": turns}))
+    (folder / "records.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (folder / "template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    return folder
+
+
+def command(start: Path, output: Path, *flags: str) -> list[str]:
+    """Return the arguments of a run from ``start``."""
+    argv = [*FLAGS, "--model_name_or_path", str(start), "--tokenizer_name", "bytes"]
+    argv += ["--train_file", str(start / "records.jsonl"), "--chat_template", str(start / "template.jinja")]
+    return [*argv, *flags, "--output_dir", str(output)]
+
+
+@pytest.fixture(scope="module")
+def reference(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one process with batches of four, two epochs."""
+    folder = tmp_path_factory.mktemp("reference")
+    assert main(command(start, folder, "--per_device_train_batch_size", "4")) == 0
+    return folder
+
+
+def test_answers_are_learnt_and_the_template_is_saved(reference: Path) -> None:
+    losses = logged(reference, "loss")
+    assert len(losses) == 14
+    assert losses[-1] < losses[0] - 1.5
+    assert not any("nats_per_byte" in key for entry in entries(reference) for key in entry)
+    assert len(logged(reference, "cpu_tokens_per_s")) == 13
+    assert (reference / "loss.png").read_bytes().startswith(b"\x89PNG")
+    tokenizer = AutoTokenizer.from_pretrained(reference / "model")
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "A"}]
+    ids = tokenizer.apply_chat_template(talk, return_dict=False)
+    assert ids == [*b"Q: a\nA: A", tokenizer.eos_token_id]
+
+
+def test_gradients_are_averaged_by_tokens(start: Path, reference: Path, tmp_path: Path) -> None:
+    """Accumulated over batches of one, of unlike numbers of answer tokens, they are those of the whole."""
+    argv = command(
+        start, tmp_path, "--per_device_train_batch_size", "1", "--gradient_accumulation_steps", "4"
+    )
+    assert main(argv) == 0
+    assert logged(tmp_path, "loss") == pytest.approx(logged(reference, "loss"), rel=1e-5)
+    assert logged(tmp_path, "grad_norm") == pytest.approx(logged(reference, "grad_norm"), rel=1e-4)
+
+
+def test_resumed_run_reads_what_the_first_did_not(start: Path, reference: Path, tmp_path: Path) -> None:
+    argv = command(start, tmp_path, "--per_device_train_batch_size", "4", "--save_strategy", "steps")
+    assert main([*argv, "--save_steps", "9"]) == 0
+    shutil.rmtree(tmp_path / "model")
+    (tmp_path / "log.jsonl").unlink()
+    assert main([*argv, "--resume_from_checkpoint", str(tmp_path / "checkpoint-9")]) == 0
+    assert logged(tmp_path, "loss") == logged(reference, "loss")[9:]
+
+
+def test_two_replicas_train_as_one_process(start: Path, reference: Path, tmp_path: Path) -> None:
+    """Also at the ends of the epochs, where one replica has three samples fewer than the other."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    argv = command(start, tmp_path, "--per_device_train_batch_size", "2")
+    done = subprocess.run(
+        [*torchrun, "--master_port", "29684", "hf_integration/train.py", *argv],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert logged(tmp_path, "loss") == pytest.approx(logged(reference, "loss"), rel=1e-5)
+    assert logged(tmp_path, "grad_norm") == pytest.approx(logged(reference, "grad_norm"), rel=1e-4)
+
+
+@pytest.mark.parametrize("packing", ["sequential", "best_fit"])
+def test_packed_run_learns_the_same_tokens(start: Path, tmp_path: Path, packing: str) -> None:
+    """With all records in one step, its loss is that of the records unpacked."""
+    step = ["--max_steps", "1", "--per_device_train_batch_size", "32"]
+    assert main(command(start, tmp_path / "a", *step)) == 0
+    assert main(command(start, tmp_path / "b", *step, "--packing", packing, "--block_size", "128")) == 0
+    assert logged(tmp_path / "b", "loss") == pytest.approx(logged(tmp_path / "a", "loss"), rel=1e-5)
+    assert logged(tmp_path / "b", "grad_norm") == pytest.approx(logged(tmp_path / "a", "grad_norm"), rel=1e-4)
+
+
+def test_what_was_left_out_is_said_once(
+    start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = ["--max_steps", "1", "--block_size", "24", "--long_sequences", "drop"]
+    assert main(command(start, tmp_path, *step)) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train.py: ")]
+    assert len(said) == 1
+    assert said[0].endswith("of the 34 records of --train_file were longer than 24 tokens and left out")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "model") is not None
