@@ -67,3 +67,19 @@ def test_every_other_family(four: Ranks) -> None:
         )
     ]
     four.run(cases.like_one_process, four.backend, 2, 2, runs, timeout=240)
+
+
+def test_dropout(four: Ranks) -> None:
+    four.run(cases.dropout, four.backend)
+
+
+def test_evaluation(four: Ranks) -> None:
+    four.run(cases.evaluates, four.backend)
+
+
+def test_data_of_deepspeed(four: Ranks) -> None:
+    four.run(cases.data_of_deepspeed, four.backend)
+
+
+def test_worlds_that_do_not_divide(four: Ranks) -> None:
+    four.run(cases.worlds_that_do_not_divide, four.backend)

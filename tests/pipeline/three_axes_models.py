@@ -56,12 +56,15 @@ class Run:
     gather_logits: bool = True
     micro_batches: int = 4
     steps: int = 5
+    dropout: float = 0.0
+    """Of GPT-2, everywhere."""
 
     def config(self) -> Any:
         """The model's configuration."""
         import transformers
 
         values = {**CONFIGS[self.family], "tie_word_embeddings": self.tied}
+        values |= {key: self.dropout for key in values if key.endswith("_pdrop")}
         return getattr(transformers, f"{self.family}Config")(**values)
 
     def whole(self) -> Any:
