@@ -38,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     clean = actions.add_parser("clean", help="delete everything the simulator has built")
     clean.set_defaults(run=_simulator_clean)
     _add_pipeline(commands)
+    _add_checkpoint(commands)
     return parser
 
 
@@ -89,6 +90,55 @@ def _pipeline_compare(options: argparse.Namespace) -> int:
     from npu_plugins.pipeline.commands import compare
 
     return compare(options)
+
+
+def _add_checkpoint(commands: argparse._SubParsersAction) -> None:
+    checkpoint = commands.add_parser("checkpoint", help="look at checkpoints, check them, convert them")
+    actions = checkpoint.add_subparsers(required=True, metavar="ACTION")
+    inspect = actions.add_parser("inspect", help="say what a checkpoint is: kind, layout, step, parameters")
+    inspect.set_defaults(run=_checkpoint_inspect)
+    inspect.add_argument("directory", type=Path, metavar="DIR")
+    inspect.add_argument("--json", action="store_true", help="print JSON")
+    verify = actions.add_parser("verify", help="read a checkpoint through; status 1 if a file is faulty")
+    verify.set_defaults(run=_checkpoint_verify)
+    verify.add_argument("directory", type=Path, metavar="DIR")
+    convert = actions.add_parser(
+        "convert", help="make another kind of checkpoint of one; no bit of a weight changes unless asked"
+    )
+    convert.set_defaults(run=_checkpoint_convert)
+    convert.add_argument("source", type=Path, metavar="SRC")
+    convert.add_argument("destination", type=Path, metavar="DST", help="a directory that is new or empty")
+    convert.add_argument(
+        "--to",
+        required=True,
+        choices=("hf", "universal", "sharded"),
+        help="hf: what save_pretrained writes; universal: DeepSpeed's, for any layout; sharded: "
+        "safetensors for each rank of tp x pp",
+    )
+    convert.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks of sharded (1)")
+    convert.add_argument("--pp", type=int, default=1, help="pipeline stages of sharded (1)")
+    convert.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="convert weights to it")
+    convert.add_argument(
+        "--config", type=Path, metavar="DIR", help="with config.json and tokenizer, if SRC has none"
+    )
+
+
+def _checkpoint_inspect(options: argparse.Namespace) -> int:
+    from npu_plugins.checkpoint.commands import inspect_command
+
+    return inspect_command(options)
+
+
+def _checkpoint_verify(options: argparse.Namespace) -> int:
+    from npu_plugins.checkpoint.commands import verify_command
+
+    return verify_command(options)
+
+
+def _checkpoint_convert(options: argparse.Namespace) -> int:
+    from npu_plugins.checkpoint.commands import convert_command
+
+    return convert_command(options)
 
 
 def _simulator_build(options: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ INDEX_FILE = "model.safetensors.index.json"
 # It is opened again after this many bytes, so that a reader of slices holds its own share and not the file.
 WINDOW_BYTES = 4 << 20
 
-_DTYPES = {
+DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -79,7 +79,8 @@ class CheckpointFiles:
         tensors: dict[str, StoredTensor] = {}
         metadata: dict[str, Mapping[str, str] | None] = {}
         for name in files:
-            stored, metadata[name] = _read_header(directory / name)
+            check_inside(name, directory)
+            stored, metadata[name] = read_header(directory / name)
             for tensor in stored:
                 if tensor.name in tensors:
                     raise CheckpointError(
@@ -128,7 +129,7 @@ class CheckpointFiles:
                 f"{start} along dim {dim} cannot be cut; is config.json of the same model?"
             )
         if not stored.shape:
-            with _opened(stored.file) as file:
+            with open_safetensors(stored.file) as file:
                 target.copy_(file.get_tensor(name))
             return
         row_bytes = max(1, stored.nbytes // max(1, stored.shape[0]))
@@ -139,15 +140,37 @@ class CheckpointFiles:
             offsets[dim] = start
             offsets[0] += first
             window = tuple(slice(o, o + n) for o, n in zip(offsets, block.shape, strict=True))
-            with _opened(stored.file) as file, torch.no_grad():
+            with open_safetensors(stored.file) as file, torch.no_grad():
                 block.copy_(file.get_slice(name)[window])
+
+
+def check_inside(name: str, source: Path) -> None:
+    """Refuse a name, of a file or a tensor, that as a path leads out of the directory it is for.
+
+    Args:
+        name: as a checkpoint has it.
+        source: the checkpoint, for the message.
+
+    Raises:
+        CheckpointError: it does.
+    """
+    path = Path(name)
+    if not name or path.is_absolute() or ".." in path.parts:
+        raise CheckpointError(
+            f"{source} names {name!r}, which as a path leads out of it; get it from elsewhere"
+        )
 
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _opened(file: Path) -> Any:
+def open_safetensors(file: Path) -> Any:
+    """Open a safetensors file for reading.
+
+    Raises:
+        CheckpointError: it is no whole one.
+    """
     try:
         return safe_open(file, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
@@ -158,23 +181,23 @@ def _opened(file: Path) -> Any:
         ) from error
 
 
-def _read_header(file: Path) -> tuple[list[StoredTensor], Mapping[str, str] | None]:
+def read_header(file: Path) -> tuple[list[StoredTensor], Mapping[str, str] | None]:
     """Return the tensors of a file and its metadata; safetensors checks that the data is all there."""
     if not file.is_file():
         raise CheckpointError(
             f"{file.parent} has no {file.name}, which its {INDEX_FILE} lists; fetch the missing file"
         )
     stored = []
-    with _opened(file) as handle:
+    with open_safetensors(file) as handle:
         for name in handle.offset_keys():
             view = handle.get_slice(name)
             code = view.get_dtype()
-            if code not in _DTYPES:
+            if code not in DTYPES:
                 raise CheckpointError(
-                    f"{name} in {file} has dtype {code}; a sharded model takes {', '.join(_DTYPES)}: "
+                    f"{name} in {file} has dtype {code}; a sharded model takes {', '.join(DTYPES)}: "
                     "convert the checkpoint first (quantised weights cannot be cut)"
                 )
-            stored.append(StoredTensor(name, file, _DTYPES[code], tuple(view.get_shape())))
+            stored.append(StoredTensor(name, file, DTYPES[code], tuple(view.get_shape())))
         return stored, handle.metadata()
 
 

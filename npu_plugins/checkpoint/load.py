@@ -51,8 +51,8 @@ def load_sharded(
         TensorParallelError: as `shard_model`.
     """
     files = CheckpointFiles.open(directory)
-    config = _config(Path(directory)) if config is None else config
-    model = _without_weights(config, model_class, dtype or files.dtype())
+    config = read_config(Path(directory)) if config is None else config
+    model = without_weights(config, model_class, dtype or files.dtype())
     check_stored_as_is(model)
     names = stored_names(model, files)
     check_shapes(model, files, names)
@@ -63,7 +63,12 @@ def load_sharded(
     return model.eval()
 
 
-def _config(directory: Path) -> Any:
+def read_config(directory: Path) -> Any:
+    """Return the transformers configuration of a directory; code that comes with it is never run.
+
+    Raises:
+        CheckpointError: there is none.
+    """
     from transformers import AutoConfig
 
     if not (directory / "config.json").is_file():
@@ -74,7 +79,7 @@ def _config(directory: Path) -> Any:
     return AutoConfig.from_pretrained(directory)
 
 
-def _without_weights(config: Any, model_class: Any, dtype: torch.dtype) -> Any:
+def without_weights(config: Any, model_class: Any, dtype: torch.dtype) -> Any:
     """Build the model with its parameters on the meta device and its buffers computed."""
     import transformers
     from accelerate import init_empty_weights

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +19,7 @@ from npu_plugins.tensor_parallel.linear import RowParallelLinear
 from npu_plugins.tensor_parallel.plans import Plan, given_plan, plan_of
 from npu_plugins.tensor_parallel.random import RandomStreams
 from npu_plugins.tensor_parallel.replacements import AttentionStream, LocalConfig, VocabParallelCausalLoss
+from npu_plugins.tensor_parallel.shard import Shard, shard_of
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -82,6 +84,38 @@ def shard_model(
     job.replace(dry=False)
     job.tell_modules(RandomStreams(group, mesh.device))
     return model
+
+
+def shards_of(model: nn.Module, ranks: int) -> dict[str, Shard]:
+    """Return how `shard_model` would divide each parameter that it divides, as checkpoints store it.
+
+    Args:
+        model: a transformers model on the meta device; it is divided for the first rank, and of no use then.
+        ranks: of the tensor-parallel group. None are needed.
+
+    Returns:
+        By name the first rank's shard; what stays whole has none. Dims are those of transformers' weights,
+        also where a layer of ours keeps the weight transposed (Conv1D).
+
+    Raises:
+        TensorParallelError: as `shard_model`.
+    """
+    if ranks == 1:
+        return {}
+    group = dist.ProcessGroup(0, ranks)  # knows rank and size; nothing is communicated to make layers on meta
+    chosen = plan_of(model)
+    job = _Job(model, group, chosen, chosen.matches(model), True, None)
+    job.check_attention()
+    job.replace(dry=True)
+    job.check_ties()
+    job.replace(dry=False)
+    found = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        shard = shard_of(parameter)
+        if shard is not None:
+            flipped = getattr(parameter, "stored_transposed", False)
+            found[name] = replace(shard, dim=1 - shard.dim) if flipped else shard
+    return found
 
 
 class _Job:

@@ -1,0 +1,194 @@
+"""From one kind of checkpoint to another, one tensor at a time."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from npu_plugins.checkpoint.atomic import TEMPORARY, find_faults
+from npu_plugins.checkpoint.errors import CheckpointError
+from npu_plugins.checkpoint.hugging_face import CONFIG, copy_small_files, set_dtype, write_hugging_face
+from npu_plugins.checkpoint.kinds import Found, Kind, content_of, recognise
+from npu_plugins.checkpoint.places import converted, places_of
+from npu_plugins.checkpoint.sharded import ShardedSource, write_sharded
+from npu_plugins.checkpoint.sources import HuggingFaceSource, Source
+
+TARGETS = {"hf": Kind.HUGGING_FACE, "sharded": Kind.SHARDED, "universal": Kind.UNIVERSAL}
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+UNIVERSAL_TAG = "universal"
+MAX_FILE_BYTES = 5 * 10**9
+_PIPELINE_NAME = re.compile(r"(\d+|tied_modules)\.")
+
+
+class Converted(NamedTuple):
+    """What a conversion made."""
+
+    source: Found
+    path: Path
+    parameters: int
+    notes: list[str]
+    """What was left out or made up, in sentences."""
+
+
+def convert(
+    source: str | Path,
+    destination: str | Path,
+    to: str,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    dtype: str | None = None,
+    config: str | Path | None = None,
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> Converted:
+    """Convert a checkpoint; every bit of a weight is kept where no other dtype is asked for.
+
+    Memory holds a tensor at a time (and, for an optimizer's moments, those of one parameter). The result is
+    written aside and renamed when it is whole.
+
+    Args:
+        source: a directory of `save_pretrained`, one that this function made, or a DeepSpeed checkpoint
+            (ZeRO stage 0 to 3, or universal). A checkpoint of ours is verified first.
+        destination: must not exist, or be empty.
+        to: ``hf``, ``sharded`` or ``universal``.
+        tp: for ``sharded``: tensor-parallel ranks.
+        pp: for ``sharded``: pipeline stages.
+        dtype: float32, float16 or bfloat16, for ``hf`` and ``sharded``; None: weights stay as they are. From
+            DeepSpeed they are the optimizer's fp32 master weights.
+        config: directory with config.json and tokenizer, where none is beside the source.
+        max_file_bytes: where a file of ``hf`` ends.
+
+    Raises:
+        CheckpointError: the source is damaged, or cannot become that; nothing is left at `destination`.
+    """
+    destination = Path(destination)
+    _check_asked(to, tp, pp, dtype)
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise CheckpointError(f"{destination} is there already; give a directory that is new or empty")
+    found, weights = open_source(source)
+    kind = TARGETS[to]
+    if found.kind is kind and kind is not Kind.SHARDED and dtype is None:
+        raise CheckpointError(f"{found.path} is {kind.value} already; copy it, or ask for another dtype")
+    if kind is not Kind.UNIVERSAL:
+        _check_names(weights)
+    origin = _config_directory(Path(source), found, config)
+    if origin is None and kind is not Kind.UNIVERSAL:
+        raise CheckpointError(
+            f"neither {source} nor its folder has a {CONFIG}, which says what model the weights are of; pass "
+            "--config with a directory that has it"
+        )
+    notes: list[str] = []
+
+    def write(folder: Path) -> None:
+        if origin is not None:
+            below = origin == found.path and found.kind in (Kind.HUGGING_FACE, Kind.SHARDED)
+            copy_small_files(origin, folder, below=below)
+        if kind is Kind.UNIVERSAL:
+            from npu_plugins.checkpoint.universal import write_universal
+
+            (folder / UNIVERSAL_TAG).mkdir()
+            notes.extend(write_universal(weights, folder / UNIVERSAL_TAG))
+            (folder / "latest_universal").write_text(UNIVERSAL_TAG, encoding="utf-8")
+            return
+        asked = DTYPES[dtype] if dtype else None
+        infos = {name: converted(info, asked) for name, info in weights.tensors.items()}
+        if kind is Kind.SHARDED:
+            assert origin is not None, "checked above"
+            write_sharded(weights, folder, places_of(weights, origin, tp, pp, asked), tp, pp)
+        else:
+            write_hugging_face(
+                weights, folder, infos, same_files=dtype is None, max_file_bytes=max_file_bytes
+            )
+        set_dtype(folder, infos)
+
+    if kind is not Kind.UNIVERSAL and found.kind in (Kind.ZERO, Kind.UNIVERSAL):
+        notes.append("only weights are converted: the optimizer's state stays behind")
+    _write_aside(destination, write)
+    numbers = sum(info.numel for info in weights.tensors.values())
+    return Converted(found, destination, numbers, notes)
+
+
+def open_source(directory: str | Path) -> tuple[Found, Source]:
+    """Recognise a checkpoint and open it.
+
+    Raises:
+        CheckpointError: it is none that can be read here, or damaged.
+    """
+    found = recognise(directory)
+    if found.kind is Kind.OURS:
+        faults = find_faults(found.path)
+        if faults:
+            raise CheckpointError(f"{found.path} is damaged: {faults[0]}; use an earlier checkpoint")
+        held = content_of(found)
+        if held is None:
+            raise CheckpointError(f"{found.path} holds no weights in a form that is known here")
+        found = held
+    if found.kind is Kind.PIPELINE:
+        raise CheckpointError(
+            f"{found.path} has a file for each layer of a pipeline, whose parameters have no names of the "
+            "whole model; load it into the job that wrote it and save the model from there (save_hf)"
+        )
+    return found, _opened(found)
+
+
+def _opened(found: Found) -> Source:
+    if found.kind is Kind.HUGGING_FACE:
+        return HuggingFaceSource(found.path)
+    if found.kind is Kind.SHARDED:
+        return ShardedSource(found.path)
+    # These import DeepSpeed, which the others do without.
+    from npu_plugins.checkpoint.universal import UniversalSource
+    from npu_plugins.checkpoint.zero import ZeroSource
+
+    return UniversalSource(found.path) if found.kind is Kind.UNIVERSAL else ZeroSource(found.path)
+
+
+def _check_asked(to: str, tp: int, pp: int, dtype: str | None) -> None:
+    if to not in TARGETS:
+        raise CheckpointError(f"cannot convert to {to!r}; choose {', '.join(TARGETS)}")
+    if tp < 1 or pp < 1:
+        raise CheckpointError(f"tp {tp} × pp {pp} is no layout; give whole numbers, 1 or more")
+    if to != "sharded" and (tp, pp) != (1, 1):
+        raise CheckpointError(f"tp {tp} × pp {pp} is for sharded; {to} holds whole tensors: leave both out")
+    if dtype is not None and dtype not in DTYPES:
+        raise CheckpointError(f"dtype {dtype!r} is unknown; choose {', '.join(DTYPES)}")
+    if dtype is not None and to == "universal":
+        raise CheckpointError("universal checkpoints hold fp32 weights; leave --dtype out")
+
+
+def _check_names(source: Source) -> None:
+    for name in source.tensors:
+        if _PIPELINE_NAME.match(name):
+            raise CheckpointError(
+                f"{source.directory} is of a pipeline: {name} is a layer's own name, not the whole model's; "
+                "load it into the job that wrote it and save the model from there (save_hf)"
+            )
+
+
+def _config_directory(given: Path, found: Found, config: str | Path | None) -> Path | None:
+    if config is not None:
+        if not (Path(config) / CONFIG).is_file():
+            raise CheckpointError(f"{config} has no {CONFIG}; give a directory that save_pretrained wrote")
+        return Path(config)
+    candidates = (found.path, given, found.path.parent)
+    return next((path for path in candidates if (path / CONFIG).is_file()), None)
+
+
+def _write_aside(destination: Path, write: Callable[[Path], None]) -> None:
+    staging = destination.with_name(TEMPORARY + destination.name)
+    try:
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        write(staging)
+        if destination.exists():
+            destination.rmdir()
+        staging.rename(destination)
+    except OSError as error:
+        raise CheckpointError(f"{destination} cannot be written: {error}; make room or mend that") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)

@@ -1,0 +1,98 @@
+"""Checkpoints to convert from: each gives its weights by name, one tensor at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from npu_plugins.checkpoint.files import CheckpointFiles
+from npu_plugins.checkpoint.streaming import TensorInfo
+
+
+class FileLayout(NamedTuple):
+    """How a Hugging Face directory divides its tensors into files, to write the same again."""
+
+    weight_map: Mapping[str, str]
+    """The file of each tensor."""
+    metadata: Mapping[str, Mapping[str, str] | None]
+    """What each file says of itself."""
+    index_metadata: Mapping[str, Any] | None
+    """The index's own metadata; None for a single file, which has no index."""
+
+
+class OptimizerState(NamedTuple):
+    """What of an optimizer's state is not a tensor of one parameter."""
+
+    step: torch.Tensor | int
+    groups: list[dict[str, Any]]
+    """Settings of each parameter group, by DeepSpeed's names."""
+    common: dict[str, Any]
+    """What else DeepSpeed keeps: loss scale, clipping."""
+
+
+class Source(Protocol):
+    """A checkpoint with whole tensors under the names of the model."""
+
+    @property
+    def directory(self) -> Path:
+        """Where it is."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """All weights, tied ones once, and persistent buffers."""
+
+    @property
+    def layout(self) -> FileLayout | None:
+        """The files of the Hugging Face directory it was made from, if that is known."""
+
+    @property
+    def optimizer(self) -> OptimizerState | None:
+        """Of the optimizer, if its state is there."""
+
+    @property
+    def counters(self) -> Mapping[str, Any]:
+        """DeepSpeed's counts of steps and samples and the learning-rate scheduler's state, if any."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a tensor on the CPU."""
+
+    def moments(self, name: str) -> Mapping[str, torch.Tensor]:
+        """Return the optimizer's tensors for a parameter, whole, such as ``exp_avg``; {} if it has none."""
+
+
+class HuggingFaceSource:
+    """A directory of `save_pretrained`."""
+
+    optimizer: OptimizerState | None = None
+    counters: Mapping[str, Any] = {}
+
+    def __init__(self, directory: Path) -> None:
+        """Read the headers.
+
+        Raises:
+            CheckpointError: as `CheckpointFiles.open`.
+        """
+        self.directory = directory
+        self._files = CheckpointFiles.open(directory)
+        self.tensors = {
+            name: TensorInfo(stored.dtype, stored.shape) for name, stored in self._files.tensors.items()
+        }
+        index = self._files.index
+        self.layout = FileLayout(
+            {name: stored.file.name for name, stored in self._files.tensors.items()},
+            self._files.metadata,
+            None if index is None else index.get("metadata", {}),
+        )
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a tensor on the CPU, of which only a few MiB of the file are held besides."""
+        target = torch.empty(self.tensors[name].shape, dtype=self.tensors[name].dtype)
+        self._files.read(name, target)
+        return target
+
+    def moments(self, name: str) -> Mapping[str, torch.Tensor]:
+        """Return {}: there is no optimizer."""
+        return {}

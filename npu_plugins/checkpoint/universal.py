@@ -1,0 +1,201 @@
+"""DeepSpeed's universal checkpoints: a folder for each parameter, with its whole weight and optimizer state.
+
+``zero/<parameter>/fp32.pt`` holds the master weight, ``exp_avg.pt`` and ``exp_avg_sq.pt`` Adam's moments,
+``step.pt`` their step; ``zero/optimizer_state.pt`` what is common to all, and ``mp_rank_00_model_states.pt``
+the engine's counters (DeepSpeed 0.19.8, `checkpoint/ds_to_universal.py`, `universal_checkpoint.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.checkpoint.constants import (
+    DS_VERSION,
+    OPTIMIZER_STATE_DICT,
+    PARAM,
+    PARAM_GROUPS,
+    UNIVERSAL_CHECKPOINT_INFO,
+    UNIVERSAL_CHECKPOINT_VERSION_KEY,
+    UNIVERSAL_CHECKPOINT_VERSION_VALUE,
+)
+
+from npu_plugins.checkpoint.errors import CheckpointError
+from npu_plugins.checkpoint.files import check_inside
+from npu_plugins.checkpoint.kinds import UNIVERSAL_COMMON as COMMON
+from npu_plugins.checkpoint.kinds import UNIVERSAL_WEIGHT as WEIGHT
+from npu_plugins.checkpoint.sources import FileLayout, OptimizerState, Source
+from npu_plugins.checkpoint.streaming import TensorInfo
+from npu_plugins.checkpoint.torch_files import read_torch
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+# DeepSpeed pairs the file's parameter groups with the optimizer's by place and takes the settings it finds
+# (`load_hp_checkpoint_state_from_checkpoint_dir`): empty ones leave the optimizer's own, whatever their
+# number.
+_EMPTY_GROUPS = 64
+# A universal checkpoint is read with the model states of DeepSpeed's stages 0 to 2, or with those of stage 3.
+MODEL_STATES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
+
+
+class UniversalSource:
+    """A universal checkpoint, as `ds_to_universal.py` or `write_universal` left it."""
+
+    layout: FileLayout | None = None
+
+    def __init__(self, directory: Path) -> None:
+        """Look at every weight's shape; none is read.
+
+        Raises:
+            CheckpointError: a file is missing, damaged or not of this form.
+        """
+        self.directory = directory
+        folders = sorted(path.parent for path in (directory / "zero").rglob(WEIGHT))
+        if not folders:
+            raise CheckpointError(
+                f"{directory / 'zero'} holds no weights ({WEIGHT}); copy the whole checkpoint"
+            )
+        self._folders = {path.relative_to(directory / "zero").as_posix(): path for path in folders}
+        self.tensors = {}
+        for name, folder in self._folders.items():
+            weight = _tensor(folder / WEIGHT)
+            self.tensors[name] = TensorInfo(weight.dtype, tuple(weight.shape))
+        self._states = _first_states(directory)
+
+    @property
+    def optimizer(self) -> OptimizerState | None:
+        """Of the optimizer, if its state is there."""
+        steps = [folder / "step.pt" for folder in self._folders.values() if (folder / "step.pt").is_file()]
+        file = self.directory / "zero" / COMMON
+        if not file.is_file():
+            return None
+        common = dict(read_torch(file))
+        groups = common.pop(PARAM_GROUPS, [])
+        inner = common.pop(OPTIMIZER_STATE_DICT, {})
+        stage3 = inner.get("state", {}).get(0, {}) if isinstance(inner, Mapping) else {}
+        step = read_torch(steps[0]) if steps else stage3.get("step", 0)
+        return OptimizerState(step, groups, common)
+
+    @property
+    def counters(self) -> Mapping[str, Any]:
+        """DeepSpeed's counts, from the model states beside the weights."""
+        return counters_of(self._states)
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a master weight."""
+        return _tensor(self._folders[name] / WEIGHT)
+
+    def moments(self, name: str) -> Mapping[str, torch.Tensor]:
+        """Return the optimizer's tensors for a parameter."""
+        files = sorted(self._folders[name].glob("*.pt"))
+        return {file.stem: _tensor(file) for file in files if file.name not in (WEIGHT, "step.pt")}
+
+
+def counters_of(states: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the counts and the scheduler's state that DeepSpeed's model states hold."""
+    names = ("global_steps", "global_samples", "skipped_steps", "lr_scheduler", "ds_config")
+    return {name: states[name] for name in names if name in states}
+
+
+def write_universal(source: Source, directory: Path) -> list[str]:
+    """Write all of a source as a universal checkpoint, which DeepSpeed loads at any layout.
+
+    Weights become fp32, which loses nothing of bf16 and fp16. Without an optimizer's state in the source the
+    moments are zero and the step is 0, as an Adam that has not begun has them.
+
+    Args:
+        source: any.
+        directory: exists; it becomes the folder of the tag.
+
+    Returns:
+        What the reader should know, sentence by sentence.
+
+    Raises:
+        CheckpointError: a tensor cannot be a parameter.
+    """
+    notes = []
+    optimizer = source.optimizer
+    for name, info in source.tensors.items():
+        if not info.dtype.is_floating_point or info.dtype.itemsize > 4:
+            raise CheckpointError(
+                f"{name} in {source.directory} is {info.dtype}, but universal checkpoints hold fp32 weights: "
+                "it would not be the same again; convert to hf or sharded instead"
+            )
+        check_inside(name, source.directory)
+        folder = directory / "zero" / name
+        folder.mkdir(parents=True)
+        weight = source.read(name).float()
+        _save({PARAM: weight}, folder / WEIGHT)
+        moments: Mapping[str, torch.Tensor] = source.moments(name)
+        if optimizer is None:
+            zero = torch.zeros_like(weight)
+            moments = dict.fromkeys(MOMENTS, zero)
+        for key, value in moments.items():
+            _save({PARAM: value}, folder / f"{key}.pt")
+        if moments:
+            _save(torch.tensor(0.0) if optimizer is None else optimizer.step, folder / "step.pt")
+    if optimizer is None:
+        notes.append("the source has no optimizer's state: the moments are zero and the step is 0")
+    _write_common(optimizer, directory)
+    _write_states(source, directory)
+    return notes
+
+
+def _write_common(optimizer: OptimizerState | None, directory: Path) -> None:
+    step: Any = torch.tensor(0.0)
+    groups: list[dict[str, Any]] = [{"params": []} for _ in range(_EMPTY_GROUPS)]
+    common: dict[str, Any] = {}
+    if optimizer is not None:
+        step, groups, common = optimizer
+    content = {
+        **common,
+        DS_VERSION: common.get(DS_VERSION, metadata.version("deepspeed")),
+        PARAM_GROUPS: groups,
+        # Stage 3 looks for step and groups here.
+        OPTIMIZER_STATE_DICT: {"state": {0: {"step": step}}, PARAM_GROUPS: groups},
+    }
+    _save(content, directory / "zero" / COMMON)
+
+
+def _write_states(source: Source, directory: Path) -> None:
+    states = {
+        "module": {},
+        "buffer_names": [],
+        "param_shapes": [{name: torch.Size(info.shape) for name, info in source.tensors.items()}],
+        "shared_params": {},
+        "optimizer": None,
+        "lr_scheduler": None,
+        "global_steps": 0,
+        "skipped_steps": 0,
+        "dp_world_size": 1,
+        "mp_world_size": 1,
+        "ds_config": {},
+        **source.counters,
+        DS_VERSION: metadata.version("deepspeed"),
+        UNIVERSAL_CHECKPOINT_INFO: {UNIVERSAL_CHECKPOINT_VERSION_KEY: UNIVERSAL_CHECKPOINT_VERSION_VALUE},
+    }
+    for name in MODEL_STATES:
+        _save(states, directory / name)
+
+
+def _save(content: Any, file: Path) -> None:
+    if isinstance(content, dict):  # views would bring the whole storage they are a part of
+        content = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in content.items()}
+    torch.save(content, file)
+
+
+def _tensor(file: Path) -> torch.Tensor:
+    held = read_torch(file)
+    value = held.get(PARAM) if isinstance(held, Mapping) else held
+    if not isinstance(value, torch.Tensor):
+        raise CheckpointError(f"{file} holds no tensor under {PARAM!r}; copy or convert the checkpoint again")
+    return value
+
+
+def _first_states(directory: Path) -> Mapping[str, Any]:
+    for name in MODEL_STATES:
+        if (directory / name).is_file():
+            return read_torch(directory / name)
+    return {}
