@@ -94,6 +94,8 @@ class Run:
         }
         if self.precision != "fp32":
             config[self.precision] = {"enabled": True}
+        if self.precision == "fp16":
+            config["fp16"]["loss_scale"] = 128.0
         return config
 
     def batches(self, step: int, replica: int) -> Iterator[dict[str, torch.Tensor]]:
