@@ -14,6 +14,7 @@ from npu_plugins.pipeline.checkpoints.description import KEY, UNIVERSAL_KEY, cop
 from npu_plugins.pipeline.checkpoints.loading import Wanted, load, tag_of_latest
 from npu_plugins.pipeline.checkpoints.places import is_partitioned
 from npu_plugins.pipeline.checkpoints.storage import DurableFiles
+from npu_plugins.pipeline.errors import StageError
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,6 +45,19 @@ class EngineCheckpoints:
                 "use_node_local_storage is true, but the ranks of a pipeline read each other's files when it "
                 "is loaded at another layout; leave it out and save to a file system that all nodes share"
             )
+
+    def train_batch(self, data_iter: Any = None) -> Any:
+        """Train one batch; one that fails leaves the layers' seeds as they were.
+
+        It has run a different number of times on each stage, and seeds that differ between stages could be
+        saved for no other layout.
+        """
+        calls = self.module.calls
+        try:
+            return super().train_batch(data_iter)  # type: ignore[misc]
+        except StageError:
+            self.module.calls = calls
+            raise
 
     def save_checkpoint(
         self,
@@ -93,7 +107,7 @@ class EngineCheckpoints:
             load_dir: of all checkpoints.
             tag: the checkpoint's name; None: what ``latest`` names.
             load_module_strict: whether layers must have exactly the saved parameters.
-            load_optimizer_states: False: the optimizer begins anew.
+            load_optimizer_states: False: its state stays, a new engine's empty one.
             load_lr_scheduler_states: False: the scheduler stays as it is.
             load_module_only: nothing but weights.
             custom_load_fn: not with a pipeline.

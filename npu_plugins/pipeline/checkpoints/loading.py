@@ -23,7 +23,7 @@ class Wanted:
     strict: bool = True
     """Whether layers must have exactly the parameters that were saved."""
     optimizer: bool = True
-    """Whether the optimizer's state is restored, or begins anew with the weights."""
+    """Whether the optimizer's state is restored; if not, it stays, and master weights are the loaded ones."""
     scheduler: bool = True
     """Whether the learning-rate scheduler is."""
     module_only: bool = False
@@ -86,12 +86,17 @@ class _Loading:
         place = mesh.rank("model") if same else 0
         self.path = directory / f"mp_rank_{place:02d}_model_states.pt"
         self.common = self.files.common(place)
-        self.restoring = self._restoring()
         self.weights: WeightsToLoad | None = None
-        if not wanted.universal or self._needs_layers():
-            self.weights = WeightsToLoad(engine, self.files, wanted.strict)
-            self.weights.check()
+        if not wanted.universal:
+            self._take_layers()
+        self.restoring = self._restoring()
+        if wanted.universal and self._needs_layers():
+            self._take_layers()
         self._check_scheduler()
+
+    def _take_layers(self) -> None:
+        self.weights = WeightsToLoad(self.engine, self.files, self.wanted.strict)
+        self.weights.check()
 
     def _restoring(self) -> Restoring | None:
         engine, wanted = self.engine, self.wanted

@@ -82,6 +82,12 @@ class WeightsToLoad:
                 f"{files.directory} was saved at tp {files.tp} by a program that does not say how it divides "
                 f"parameters, and this is tp {self.tp}; load it at tp {files.tp}"
             )
+        told, layers = files.description(0), self.module.parts[-1]
+        if told is not None and told["parts"][-1] != layers:
+            raise CheckpointError(
+                f"{files.directory} has {told['parts'][-1]} layers, but this model has {layers}; build the same "
+                "layers"
+            )
         self._found = [(each, self._states(each)) for each in stored_modules(self.module)]
 
     def _states(self, stored: Stored) -> list[Mapping[str, torch.Tensor]]:
