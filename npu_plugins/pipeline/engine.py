@@ -68,8 +68,7 @@ class PipelineEngine(EngineCheckpoints, DeepSpeedPipelineEngine):
         self._ready = True
         self._note_layout()
         self.store = WeightGradients()
-        if self._train_schedule().splits_backward:
-            defer_weight_gradients([module], self.store)
+        defer_weight_gradients([module], self.store)
         self.executor = Executor(
             self.mesh.rank("pp"),
             Transport(self._group, self.mesh.device),

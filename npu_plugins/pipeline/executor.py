@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -14,7 +15,8 @@ from npu_plugins.pipeline.activations import Layout, as_leaves, take_apart
 from npu_plugins.pipeline.control import Control
 from npu_plugins.pipeline.errors import PeerLostError, PipelineError
 from npu_plugins.pipeline.p2p import Handle, Transfer, Transport
-from npu_plugins.pipeline.schedules import Action, Exchange, Kind, Schedule, Span
+from npu_plugins.pipeline.schedules import Action, Exchange, Kind, Schedule, Span, Step
+from npu_plugins.pipeline.schedules.actions import RECEIVES
 from npu_plugins.tensor_parallel.deferred import WeightGradients
 
 Place = tuple[int, int]
@@ -109,15 +111,25 @@ class Executor:
             PeerLostError: another rank has gone.
         """
         run = _Run(self, schedule, job, digests)
-        for step in schedule.steps[self.rank]:
-            if isinstance(step, Exchange):
-                run.exchange(step)
-            else:
+        steps = schedule.steps[self.rank]
+        try:
+            for place, step in enumerate(steps):
+                if isinstance(step, Exchange):
+                    run.exchange(step)
+                    continue
+                if self.transport.matches_in_any_order:
+                    run.receive_early(takewhile(_is_exchange, steps[place + 1 :]))
                 run.compute(step)
-        self.transport.finish()
-        run.finish()
+            self.transport.finish()
+            run.finish()
+        except RuntimeError as error:  # a device that has failed once fails at all that follows
+            raise error from (run.failure.error if run.failure else error.__cause__)
         self.most_in_flight = run.most_in_flight
         return run.failure
+
+
+def _is_exchange(step: Step) -> TypeGuard[Exchange]:
+    return isinstance(step, Exchange)
 
 
 class _Run:
@@ -138,6 +150,10 @@ class _Run:
         self.input_gradients: dict[Place, list[torch.Tensor]] = {}
         self.graphs: dict[Place, Graph] = {}
         self.unsent: list[Any] = []
+        self.unanswered: dict[Place, Handle] = {}
+        """Activations that were sent, whose gradients have not come."""
+        self.early: set[Action] = set()
+        """Receives that were posted before their turn."""
         self.in_flight: set[Place] = set()
         self.most_in_flight = 0
 
@@ -220,7 +236,8 @@ class _Run:
 
     def backward(self, stage: int, micro_batch: int) -> None:
         """B: all gradients at once."""
-        self._backward(stage, micro_batch)
+        with self.executor.store.at_once():
+            self._backward(stage, micro_batch)
         self._free(stage, micro_batch)
 
     def input_gradient(self, stage: int, micro_batch: int) -> None:
@@ -243,6 +260,8 @@ class _Run:
         seeds: Sequence[torch.Tensor] | None = None
         if stage != self.last and graph.roots:
             seeds = self.gradients.pop(place).wait()
+            if place in self.unanswered:
+                self.unanswered.pop(place).wait()  # at once: the gradient's coming proves it has arrived
         if graph.roots:
             torch.autograd.backward(graph.roots, seeds)
         if stage > 0:
@@ -261,7 +280,40 @@ class _Run:
         for action in exchange.transfers:
             if action.kind is Kind.SEND_ACTIVATION:
                 self._describe(action)
-        pairs = [pair for action in exchange.transfers if (pair := self._transfer(action))]
+        self._post(action for action in exchange.transfers if action not in self.early)
+
+    def receive_early(self, exchanges: Iterable[Exchange]) -> None:
+        """Post the receives of the exchanges that follow the next action, so that what is sent meanwhile need
+        not wait for the action's end; as far as it is known what comes."""
+        for exchange in exchanges:
+            for action in exchange.transfers:
+                if action.kind not in RECEIVES:
+                    continue
+                if self.failed or not self._is_known(action):
+                    return  # the receives of a peer keep their order
+                self.early.add(action)
+                self._post([action])
+
+    def _is_known(self, action: Action) -> bool:
+        """Return whether the layout of a receive needs no word from the peer."""
+        place = (action.stage, action.micro_batch)
+        if action.kind is Kind.RECEIVE_ACTIVATION:
+            return self._remembered(place) is not None
+        return self.layouts.get((action.stage + 1, action.micro_batch)) is not None
+
+    def _post(self, actions: Iterable[Action]) -> None:
+        pairs: list[tuple[Action, Transfer]] = []
+        for action in actions:
+            if action.kind is Kind.RECEIVE_ACTIVATION and not self._is_known(action):
+                # The peer may first need what precedes, to find out what it will send.
+                self._start(pairs)
+                pairs = []
+            if pair := self._transfer(action):
+                pairs.append(pair)
+        self._start(pairs)
+
+    def _start(self, pairs: list[tuple[Action, Transfer]]) -> None:
+        """Post these together."""
         handles = self.executor.transport.post([transfer for _, transfer in pairs])
         for (action, transfer), handle in zip(pairs, handles, strict=True):
             place = (action.stage, action.micro_batch)
@@ -269,6 +321,8 @@ class _Run:
                 self.activations[place] = Arrival(transfer.tensors, handle)
             elif action.kind is Kind.RECEIVE_GRADIENT:
                 self.gradients[place] = Arrival(transfer.tensors, handle)
+            elif action.kind is Kind.SEND_ACTIVATION and self.training:
+                self.unanswered[place] = handle
 
     def _describe(self, action: Action) -> None:
         """Settle the layout of what is about to be sent, and tell it where it is new."""

@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from npu_plugins.pipeline.errors import PeerLostError
 
-OPEN_SENDS = 4
+OPEN_SENDS = 2
 """Sends to one peer in one direction that may be unfinished at once. Each holds its tensor; the receiver is
-one action behind or so, and a fifth send waits only where something is badly late."""
+one action behind or so, and a third send waits only where something is late."""
 
 
 class Transfer(NamedTuple):
@@ -65,6 +65,9 @@ class Transport:
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
         """Take the group; None where the pipeline has one rank. All ranks of the group call this together."""
         self._group = group
+        self.matches_in_any_order = group is None or dist.get_backend(group) == "gloo"
+        """Whether a receive may be posted before its turn among the sends: gloo matches each direction by
+        itself, while HCCL's stream works off all that was posted in order."""
         self._sends: dict[tuple[int, str], deque[Handle]] = defaultdict(deque)
         if group is not None:  # a group's first call must be one of all its ranks
             dist.all_reduce(torch.zeros(1, device=device), group=group)

@@ -38,6 +38,7 @@ class WeightGradients:
     def __init__(self) -> None:
         self._works: dict[Key, list[Callable[[], None]]] = {}
         self._key: Key | None = None
+        self._in_place = False
         self._optimizer: Any = None
 
     @property
@@ -59,6 +60,24 @@ class WeightGradients:
             yield
         finally:
             self._key = outer
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a backward pass now adds weight gradients to `.grad` by itself."""
+        return self._in_place
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Backward passes within do their whole work, and add each product to `.grad` without a temporary.
+
+        That is what W does, done at once: it saves autograd's sum, which reads and writes every weight's
+        gradient once more. Parameters with hooks get their gradients from autograd as ever.
+        """
+        outer, self._in_place = self._in_place, True
+        try:
+            yield
+        finally:
+            self._in_place = outer
 
     def put(self, work: Callable[[], None]) -> None:
         """Keep one layer's W; called by the layers' backward pass.
@@ -140,7 +159,7 @@ def deliver(parameter: torch.Tensor, grad: torch.Tensor) -> None:
     A parameter with hooks, and a tensor computed from a parameter (its cast under autocast), get it from
     autograd, so that the hooks fire and the gradient goes where it belongs.
     """
-    if parameter.grad_fn is not None or _has_hooks(parameter):
+    if not is_plain(parameter):
         with torch.enable_grad():
             target = parameter if parameter.grad_fn is not None else parameter.view_as(parameter)
         torch.autograd.backward([target], [grad])
@@ -155,10 +174,15 @@ def deliver_product(parameter: torch.Tensor, left: torch.Tensor, right: torch.Te
 
     Like `deliver`, but a plain parameter that has a gradient already takes the product without a temporary.
     """
-    if parameter.grad_fn is None and parameter.grad is not None and not _has_hooks(parameter):
+    if is_plain(parameter) and parameter.grad is not None:
         parameter.grad.addmm_(left, right)
     else:
         deliver(parameter, left.mm(right))
+
+
+def is_plain(parameter: torch.Tensor) -> bool:
+    """Whether nobody but `.grad` waits for a parameter's gradient."""
+    return parameter.grad_fn is None and not _has_hooks(parameter)
 
 
 def _has_hooks(parameter: torch.Tensor) -> bool:

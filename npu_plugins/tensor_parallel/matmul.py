@@ -19,7 +19,7 @@ from npu_plugins.tensor_parallel.collectives import (
     start_all_reduce,
     start_reduce_scatter,
 )
-from npu_plugins.tensor_parallel.deferred import WeightGradients, deliver, deliver_product
+from npu_plugins.tensor_parallel.deferred import WeightGradients, deliver, deliver_product, is_plain
 
 Grads = tuple[torch.Tensor | None, ...]
 
@@ -70,7 +70,7 @@ class ColumnMatmul(Function):
     @first_order
     def backward(ctx: Any, dy: torch.Tensor) -> Grads:
         x, weight = ctx.saved_tensors
-        needs_dx, needs_dw, needs_db, _ = ctx.needs_input_grad
+        needs_dx, needs_dw, *_ = ctx.needs_input_grad
         group, sequence_parallel, store = ctx.setting
         sequence_parallel = sequence_parallel and group is not None
         later = store is not None and store.collecting
@@ -91,8 +91,7 @@ class ColumnMatmul(Function):
             _leave_weight_gradients(ctx, dy2, x, group if sequence_parallel else None)
             dw, db = None, None
         else:
-            dw = _weight_gradient(dy2, x) if needs_dw else None
-            db = dy2.sum(0) if needs_db else None  # [tokens, out/tp] → [out/tp]
+            dw, db = _weight_gradients(ctx, dy2, x)
         if reduction is not None:
             reduction.wait()
         return dx, dw, db, None
@@ -125,7 +124,7 @@ class RowMatmul(Function):
     @first_order
     def backward(ctx: Any, dy: torch.Tensor) -> Grads:
         x, weight = ctx.saved_tensors
-        needs_dx, needs_dw, needs_db, _ = ctx.needs_input_grad
+        needs_dx = ctx.needs_input_grad[0]
         group, sequence_parallel, store = ctx.setting
         if sequence_parallel:
             dy = all_gathered(dy, group, 0)  # [seq/tp, batch, out] → [seq, batch, out]
@@ -136,9 +135,7 @@ class RowMatmul(Function):
         if store is not None and store.collecting:
             _leave_weight_gradients(ctx, dy2, x, None)
             return dx, None, None, None
-        dw = _weight_gradient(dy2, x) if needs_dw else None
-        db = dy2.sum(0) if needs_db else None  # [tokens, out] → [out]
-        return dx, dw, db, None
+        return dx, *_weight_gradients(ctx, dy2, x), None
 
 
 def _keep(
@@ -160,8 +157,24 @@ def _input_gradient(dy: torch.Tensor, dy2: torch.Tensor, weight: torch.Tensor) -
     return dy2.mm(weight).view(*dy.shape[:-1], weight.size(1))
 
 
-def _weight_gradient(dy2: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return dy2.t().mm(x.reshape(-1, x.size(-1)))  # [out, tokens] × [tokens, in] → [out, in]
+def _weight_gradients(ctx: Any, dy2: torch.Tensor, x: torch.Tensor) -> Grads:
+    """The gradients of weight and bias for autograd; None where they were added in place, or are not wanted.
+
+    Args:
+        ctx: of the layer's forward pass.
+        dy2: the output's gradient `[tokens, out]`.
+        x: the whole input `[…, in]`.
+    """
+    _, needs_dw, needs_db, _ = ctx.needs_input_grad
+    store = ctx.setting.store
+    left, right = dy2.t(), x.reshape(-1, x.size(-1))  # [out, tokens] × [tokens, in] → [out, in]
+    dw, db = None, dy2.sum(0) if needs_db else None  # [tokens, out] → [out]
+    if needs_dw:
+        if store is not None and store.in_place and is_plain(ctx.parameters[0]):
+            deliver_product(ctx.parameters[0], left, right)
+        else:
+            dw = left.mm(right)
+    return dw, db
 
 
 def _leave_weight_gradients(

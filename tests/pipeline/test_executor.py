@@ -21,7 +21,7 @@ from npu_plugins.pipeline.schedules.registry import TRAINING_SCHEDULES, build_sc
 from npu_plugins.pipeline.schedules.validate import peak_activations, validate
 from npu_plugins.pipeline.split import DeferringLinear, defer_weight_gradients
 from npu_plugins.tensor_parallel.deferred import WeightGradients
-from tests.pipeline.threads import Hub, LocalControl, LocalTransport, on_threads, same
+from tests.pipeline.threads import Hub, LocalControl, LocalTransport, LoggingTransport, on_threads, same
 
 WIDTH = 5
 CPU = torch.device("cpu")
@@ -50,16 +50,15 @@ def make_job(stages: dict[int, nn.Module]) -> Job:
 
 
 def run_rank(
-    schedule: Schedule, rank: int, hub: Hub, steps: int = 1
+    schedule: Schedule, rank: int, hub: Hub, steps: int = 1, any_order: bool = False
 ) -> tuple[Executor, dict[int, nn.Module]]:
     """Run a schedule on one of the threads."""
     with hub.changed:  # all threads draw from one generator
         stages = {stage: make_stage(stage) for stage in schedule.placement.stages_of(rank)}
     store = WeightGradients()
-    if schedule.splits_backward:
-        defer_weight_gradients(stages.values(), store)
+    defer_weight_gradients(stages.values(), store)
     control: Any = LocalControl(hub, rank)
-    transport: Any = LocalTransport(hub, rank)
+    transport: Any = LocalTransport(hub, rank, any_order)
     executor = Executor(rank, transport, control, CPU, store)
     digests = [micro_batch % 3 for micro_batch in range(schedule.micro_batches)]
     for _ in range(steps):
@@ -85,15 +84,19 @@ def build(name: str, ranks: int, micro_batches: int, virtual_stages: int | None)
     st.integers(1, 4),
     st.integers(1, 10),
     st.sampled_from([None, 1, 2, 3]),
+    st.booleans(),
 )
-def test_any_numbers(name: str, ranks: int, micro_batches: int, virtual_stages: int | None) -> None:
-    """The validator accepts, the executor finishes, its memory is the formula's, its gradients are right."""
+def test_any_numbers(
+    name: str, ranks: int, micro_batches: int, virtual_stages: int | None, any_order: bool
+) -> None:
+    """The validator accepts, the executor finishes, its memory is the formula's, its gradients are right;
+    whether or not receives may be posted before their turn."""
     schedule = build(name, ranks, micro_batches, virtual_stages)
     if schedule is None:
         return
     validate(schedule)
     hub = Hub()
-    results = on_threads(ranks, lambda rank: run_rank(schedule, rank, hub))
+    results = on_threads(ranks, lambda rank: run_rank(schedule, rank, hub, 1 + any_order, any_order))
     whole = [make_stage(stage) for stage in range(schedule.placement.stages)]
     for micro_batch in range(micro_batches):
         value = inputs_of(micro_batch)
@@ -121,6 +124,45 @@ def test_descriptions_are_sent_once_for_each_shape() -> None:
     hub = Hub()
     results = on_threads(2, lambda rank: run_rank(schedule, rank, hub, steps=3))
     assert [executor.control.described for executor, _ in results] == [3, 0]  # type: ignore[attr-defined]
+
+
+def test_a_word_that_depends_on_what_goes_out_with_it() -> None:
+    """Rank 0 posts its output together with the receive of what is made of it: that goes out first."""
+    schedule = build("zb-v", 2, 1, None)
+    assert schedule is not None and "[SA0@0>1 RA0@3<1]" in str(schedule)
+    hub = Hub()
+    results = on_threads(2, lambda rank: run_rank(schedule, rank, hub))
+    assert [executor.control.described for executor, _ in results] == [1, 1]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("any_order", [False, True])
+def test_when_receives_are_posted(any_order: bool) -> None:
+    """In their turn; or one action ahead where that is allowed, once it is known what will come. A sent
+    activation is kept no longer than until its gradient has come."""
+    schedule = build("1f1b", 2, 3, None)
+    assert schedule is not None
+    hub = Hub()
+    logs: tuple[list[str], list[str]] = ([], [])
+
+    def run(rank: int) -> None:
+        control: Any = LocalControl(hub, rank)
+        transport: Any = LoggingTransport(hub, rank, any_order, logs[rank])
+        executor = Executor(rank, transport, control, CPU, WeightGradients())
+        job = make_job({rank: make_stage(rank)})
+
+        def forward(stage: int, value: Any) -> Any:
+            logs[rank].append("F")
+            return job.forward(stage, value)
+
+        logged = job._replace(forward=forward, accumulate=lambda: logs[rank].append("B"))
+        for _ in range(2):
+            logs[rank].clear()
+            assert executor.run(schedule, logged, [0, 1, 2]) is None
+
+    on_threads(2, run)
+    in_turn = "F SA0 F SA1 RG0 waited-0 B F SA2 RG1 waited-1 B RG2 waited-2 B"
+    ahead = "F SA0 RG0 F SA1 waited-0 B RG1 F SA2 RG2 waited-1 B waited-2 B"
+    assert " ".join(logs[0]) == (ahead if any_order else in_turn)
 
 
 def test_a_shape_that_breaks_its_promise() -> None:

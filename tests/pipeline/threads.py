@@ -62,8 +62,8 @@ class Sent:
 class LocalTransport:
     """Stands for `npu_plugins.pipeline.p2p.Transport`."""
 
-    def __init__(self, hub: Hub, rank: int) -> None:
-        self.hub, self.rank = hub, rank
+    def __init__(self, hub: Hub, rank: int, matches_in_any_order: bool = False) -> None:
+        self.hub, self.rank, self.matches_in_any_order = hub, rank, matches_in_any_order
 
     def post(self, transfers: Sequence[Transfer]) -> list[Any]:
         """Post an exchange."""
@@ -81,6 +81,24 @@ class LocalTransport:
 
     def finish(self) -> None:
         """Nothing is open."""
+
+
+class LoggingTransport(LocalTransport):
+    """Writes down what is posted, as in SA3, and when a send is waited for, as in waited-3."""
+
+    def __init__(self, hub: Hub, rank: int, matches_in_any_order: bool, log: list[str]) -> None:
+        super().__init__(hub, rank, matches_in_any_order)
+        self.log = log
+
+    def post(self, transfers: Sequence[Transfer]) -> list[Any]:
+        """Post an exchange."""
+        self.log += [transfer.what.split("@")[0] for transfer in transfers]
+        handles = super().post(transfers)
+        for transfer, handle in zip(transfers, handles, strict=True):
+            if transfer.sends:
+                word = f"waited-{transfer.what[2:].split('@')[0]}"
+                handle.wait = lambda word=word: self.log.append(word)
+        return handles
 
 
 class LocalControl:

@@ -149,6 +149,27 @@ def test_a_gradient_that_is_there_is_added_to_in_place() -> None:
     assert_close("added", own[0].bias.grad, torch.full((6,), 5.0))
 
 
+def test_a_whole_backward_pass_may_add_to_the_gradient_itself() -> None:
+    """`at_once`: autograd gets no product to add, and finds gradients that are right and the same memory."""
+    store = WeightGradients()
+    own, full = stack(store), stack(None)
+    hooked, calls = own[1].weight, []
+    hooked.register_post_accumulate_grad_hook(calls.append)
+    held = None
+    for micro_batch in range(3):
+        with store.at_once():
+            own(normal(micro_batch, 4, 6)).sin().sum().backward()
+        full(normal(micro_batch, 4, 6)).sin().sum().backward()
+        held = own[0].weight.grad if held is None else held
+    assert store.pending == [] and not store.in_place
+    assert own[0].weight.grad is held and held is not None and held.grad_fn is None
+    assert calls == [hooked] * 3, "autograd still delivers where somebody waits"
+    for got, expected in zip(gradients(own), gradients(full), strict=True):
+        assert_close("at once", got, expected)
+    leaves = torch.autograd.grad(own(normal(0, 4, 6)).sum(), list(own.parameters()))
+    assert all(leaf is not None for leaf in leaves), "outside of it autograd gets all gradients"
+
+
 def test_hooks_on_parameters_fire_when_w_runs() -> None:
     """ZeRO and BF16_Optimizer's immediate update hang on them; in I they are called without a gradient."""
     store = WeightGradients()
