@@ -61,6 +61,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=600, help="begin no round after so long")
     parser.add_argument(
         "--only",
         nargs="+",
@@ -84,13 +85,27 @@ def main() -> None:
     if arguments.rank is not None:
         from gpt_pipeline.rank import run
 
-        figures = run(arguments.rank, arguments.store, names, arguments.rounds, not arguments.no_memory)
+        figures = run(
+            arguments.rank,
+            arguments.store,
+            names,
+            arguments.rounds,
+            arguments.seconds,
+            not arguments.no_memory,
+        )
         if arguments.rank == 0:
             arguments.json.write_text(json.dumps(figures))
         return
     from gpt_pipeline.report import goals, plot, print_table
 
-    asked = ["--rounds", str(arguments.rounds), "--only", *arguments.only]
+    asked = [
+        "--rounds",
+        str(arguments.rounds),
+        "--seconds",
+        str(arguments.seconds),
+        "--only",
+        *arguments.only,
+    ]
     asked += ["--no-memory"] * arguments.no_memory
     figures = run_ranks(__file__, asked, RANKS, {"DS_ACCELERATOR": "cpu"})
     for path in arguments.add:

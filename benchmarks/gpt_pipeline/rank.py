@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,19 @@ from gpt_pipeline.contenders import ENTRIES
 from gpt_pipeline.memory import most_alive
 
 LARGEST_ERROR = 1e-5
-WARM_UP_ROUNDS = 1
 
 
-def run(rank: int, store: Path, names: list[str], rounds: int, memory: bool) -> dict[str, Any]:
+def run(
+    rank: int, store: Path, names: list[str], rounds: int, seconds: float, memory: bool
+) -> dict[str, Any]:
     """Measure the named contenders; every rank returns the same figures.
+
+    No round is begun after `seconds`.
 
     Returns, by contender: its error against one process, milliseconds of a step in each round (of the slowest
     rank), and, if `memory`, each rank's peak bytes of tensors beyond its parameters.
     """
+    began = time.perf_counter()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -38,8 +43,10 @@ def run(rank: int, store: Path, names: list[str], rounds: int, memory: bool) -> 
     try:
         contenders, figures = _build(names, group, memory)
         steps = {name: contender.step for name, contender in contenders.items()}
-        for name, seconds in alternate(steps, rounds, WARM_UP_ROUNDS, group).items():
-            figures[name]["ms"] = [value * 1e3 for value in seconds]
+        # Every contender has done its first step, in which layouts are settled, and is warm.
+        left = seconds - (time.perf_counter() - began)
+        for name, turns in alternate(steps, rounds, 0, group, seconds=left).items():
+            figures[name]["ms"] = [value * 1e3 for value in turns]
         return figures
     finally:
         dist.destroy_process_group()
