@@ -123,7 +123,9 @@ def divided_layers(case: Case, mesh: ProcessMesh) -> list[Any]:
 def _take(pairs: list[Any]) -> None:
     with torch.no_grad():
         for parameter, whole in pairs:
-            parameter.copy_(shard_of(parameter).take(whole))
+            shard = shard_of(parameter)
+            assert shard is not None
+            parameter.copy_(shard.take(whole))
 
 
 def grouped(model: torch.nn.Module) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ divides, the shards. All of it is plain values under one key, which DeepSpeed ha
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -23,8 +22,9 @@ from deepspeed.checkpoint.constants import (
     UNIVERSAL_CHECKPOINT_VERSION_VALUE,
 )
 
+from npu_plugins.pipeline.checkpoints.division import Division
 from npu_plugins.pipeline.checkpoints.places import hyperparameters, named_groups
-from npu_plugins.tensor_parallel.shard import Shard, shard_of
+from npu_plugins.tensor_parallel.shard import Shard
 
 KEY = "npu_plugins_pipeline"
 FORMAT = 1
@@ -62,14 +62,7 @@ def tied_names(module: Any) -> set[str]:
 
 
 def _described(parameter: torch.Tensor) -> dict[str, Any]:
-    shard = shard_of(parameter)
-    return {"shape": list(parameter.shape), "shard": None if shard is None else asdict(shard)}
-
-
-def shard_from(described: dict[str, Any]) -> Shard | None:
-    """Return the shard that a description of a parameter tells of."""
-    told = described["shard"]
-    return None if told is None else Shard(**{**told, "parts": tuple(told["parts"])})
+    return {"shape": list(parameter.shape), **Division.of(parameter).plain()}
 
 
 def universal_info(engine: Any) -> dict[str, Any]:
@@ -88,10 +81,10 @@ def universal_info(engine: Any) -> dict[str, Any]:
     replicated: list[str] = []
     for stage in engine.control.of_pipeline(own):
         for name, described in stage.items():
-            shard = shard_from(described)
+            shard = Division.from_plain(described).shard
             pattern = f"^{re.escape(name)}$"
             if shard is not None:
-                maps[pattern] = _geometry(described["shape"], shard)
+                maps[pattern] = affine_map(described["shape"], shard)
             elif pattern not in replicated:
                 replicated.append(pattern)
     info[TP_REPLICATED_PARAMETER_PATTERNS] = replicated
@@ -99,7 +92,8 @@ def universal_info(engine: Any) -> dict[str, Any]:
     return info
 
 
-def _geometry(local_shape: list[int], shard: Shard) -> dict[str, Any]:
+def affine_map(local_shape: list[int], shard: Shard) -> dict[str, Any]:
+    """Return DeepSpeed's description of a divided parameter, of which a rank has `local_shape`."""
     lengths = shard.parts or (shard.local_size * shard.size,)
     widths = [[length // shard.size] * shard.size for length in lengths]
     shape = list(local_shape)

@@ -10,39 +10,13 @@ from deepspeed.runtime.base_optimizer import ZeROOptimizer
 
 from npu_plugins.checkpoint.errors import CheckpointError
 from npu_plugins.pipeline.checkpoints.description import tied_names
+from npu_plugins.pipeline.checkpoints.division import Division
 from npu_plugins.pipeline.checkpoints.entries import MASTER, SCALE_KEYS, Entry
 from npu_plugins.pipeline.checkpoints.places import Place, inner_optimizer, is_partitioned, places
 from npu_plugins.pipeline.checkpoints.states import SavedStates, UniversalStates
-from npu_plugins.tensor_parallel.shard import Shard, join, shard_of
 
 _KINDS = ("betas", "momentum", "alpha", "rho", "etas")
 """Hyperparameters by which kinds of optimizers differ."""
-
-
-def full_shape(local: torch.Size, shard: Shard | None) -> list[int]:
-    """Return the shape of the full tensor of which a local one is this shard."""
-    shape = list(local)
-    if shard is not None:
-        shape[shard.dim] = shard.full_size
-    return shape
-
-
-def localized(
-    tensors: list[torch.Tensor], saved: Shard | None, own: Shard | None, tp_rank: int, tp: int
-) -> torch.Tensor:
-    """Return this rank's part of a tensor that was saved by other tensor-parallel ranks.
-
-    Args:
-        tensors: what each of them had.
-        saved: how it was divided then.
-        own: how it is divided now.
-        tp_rank: this rank's place among
-        tp: that many.
-    """
-    if len(tensors) == tp:
-        return tensors[tp_rank]
-    full = tensors[0] if saved is None else join(tensors, saved)
-    return full if own is None else own.take(full)
 
 
 class Restoring:
@@ -110,13 +84,10 @@ class Restoring:
             )
 
     def _saved_shape(self, place: Place) -> list[int]:
-        shard = self.states.shard(place.name)
         if self.states.tp == self.tp:
             return list(place.parameter.shape)
-        shape = full_shape(place.parameter.shape, shard_of(place.parameter))
-        if shard is not None:
-            shape[shard.dim] = shard.local_size
-        return shape
+        full = Division.of(place.parameter).full_shape(place.parameter.shape)
+        return self.states.division(place.name).local_shape(full)
 
     @torch.no_grad()
     def apply(self) -> None:
@@ -153,8 +124,11 @@ class Restoring:
             return
         shape = self._saved_shape(place)
         tensors = [entry.flat(key).reshape(shape) for entry in found]
-        saved, own = self.states.shard(place.name), shard_of(place.parameter)
-        local = localized(tensors, saved, own, self.tp_rank, self.tp).reshape(-1)
+        if self.states.tp == self.tp:
+            local = tensors[self.tp_rank]
+        else:
+            local = Division.of(place.parameter).take(self.states.division(place.name).join(tensors))
+        local = local.reshape(-1)
         target = place.holder
         if key != MASTER:
             state = self.inner.state[place.holder]

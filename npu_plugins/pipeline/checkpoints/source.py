@@ -18,10 +18,10 @@ from deepspeed.checkpoint.constants import (
 
 from npu_plugins.checkpoint.errors import CheckpointError
 from npu_plugins.pipeline.checkpoints import entries
-from npu_plugins.pipeline.checkpoints.description import KEY, shard_from
+from npu_plugins.pipeline.checkpoints.description import KEY
+from npu_plugins.pipeline.checkpoints.division import Division
 from npu_plugins.pipeline.checkpoints.entries import Entry
 from npu_plugins.pipeline.checkpoints.storage import read
-from npu_plugins.tensor_parallel.shard import Shard
 
 _OPTIMIZER_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 
@@ -95,13 +95,13 @@ class Files:
 
     # Parameters
 
-    def shard(self, name: str) -> Shard | None:
-        """Return how a parameter is divided in the checkpoint; None if it is whole or nothing says so."""
+    def division(self, name: str) -> Division:
+        """Return how a parameter is divided in the checkpoint; whole if nothing says so."""
         for place in range(0, self.pp * self.tp, self.tp):
             described = (self.description(place) or {}).get("parameters", {}).get(name)
             if described is not None:
-                return shard_from(described)
-        return None
+                return Division.from_plain(described)
+        return Division()
 
     @property
     def described(self) -> bool:

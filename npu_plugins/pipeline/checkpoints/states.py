@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +11,11 @@ from deepspeed.checkpoint.constants import PARAM
 
 from npu_plugins.checkpoint.errors import CheckpointError
 from npu_plugins.pipeline.checkpoints import entries
+from npu_plugins.pipeline.checkpoints.division import Division
 from npu_plugins.pipeline.checkpoints.entries import MASTER, Entry
 from npu_plugins.pipeline.checkpoints.places import named_groups
 from npu_plugins.pipeline.checkpoints.source import Files
 from npu_plugins.pipeline.checkpoints.storage import read
-from npu_plugins.tensor_parallel.shard import Shard
 
 
 class SavedStates:
@@ -28,7 +27,7 @@ class SavedStates:
         Raises:
             CheckpointError: the checkpoint does not name its parameters and is of another layout.
         """
-        self.files, self.tp = files, files.tp
+        self.files, self.tp = files, int(files.tp)
         mesh = engine.mesh
         self._own = mesh.rank("pp") if files.pp == mesh.size("pp") else 0
         self._groups = named_groups(engine)
@@ -49,9 +48,9 @@ class SavedStates:
                 self._holders.setdefault(name, []).append(pipe)
         self._cached: dict[int, dict[str, Entry]] = {}
 
-    def shard(self, name: str) -> Shard | None:
-        """Return how the parameter's entries are divided; None for a whole one."""
-        return self.files.shard(name)
+    def division(self, name: str) -> Division:
+        """Return how the parameter's entries are divided."""
+        return self.files.division(name)
 
     def holders(self, name: str) -> list[int]:
         """Return the pipeline ranks that saved the parameter."""
@@ -87,7 +86,8 @@ class SavedStates:
 class UniversalStates:
     """A folder that DeepSpeed's ``ds_to_universal.py`` made: a folder for each parameter, whole tensors."""
 
-    tp = 1
+    tp: int | None = None
+    """Everything is whole, as no tensor-parallel rank may have it (one has padding, perhaps)."""
 
     def __init__(self, files: Files, engine: Any) -> None:
         """Read what is common to all parameters.
@@ -99,9 +99,9 @@ class UniversalStates:
         self._common: Mapping[str, Any] = read(self._folder / "optimizer_state.pt")
         self._own_groups = named_groups(engine)
 
-    def shard(self, name: str) -> Shard | None:
-        """Return None: everything is whole."""
-        return None
+    def division(self, name: str) -> Division:
+        """Return that of a whole one."""
+        return Division()
 
     def holders(self, name: str) -> list[int]:
         """Return [0] for a parameter that is there."""
@@ -145,16 +145,12 @@ class UniversalStates:
         for path in sorted(folder.glob("*.pt")):
             value = read(path)
             if isinstance(value, Mapping):
-                tensors[path.stem] = self._unpadded(name, value[PARAM], path).reshape(-1)
+                tensors[path.stem] = self.files.division(name).unpadded(value[PARAM]).reshape(-1)
             else:
                 scalars[path.stem] = value
         if MASTER not in tensors:
             read(folder / f"{MASTER}.pt")
         return [Entry([tensors], scalars, self._settings.get(name, {}))]
-
-    def _unpadded(self, name: str, tensor: torch.Tensor, path: Path) -> torch.Tensor:
-        shard = self.files.shard(name)
-        return tensor if shard is None else tensor.narrow(shard.dim, 0, shard.full_size)
 
     def loss_scale(self) -> dict[str, Any] | None:
         """Return the dynamic loss scale's state."""

@@ -10,9 +10,8 @@ from deepspeed.runtime.pipe.module import TiedLayerSpec
 from torch import nn
 
 from npu_plugins.checkpoint.errors import CheckpointError
-from npu_plugins.pipeline.checkpoints.restore import full_shape, localized
+from npu_plugins.pipeline.checkpoints.division import Division
 from npu_plugins.pipeline.checkpoints.source import Files
-from npu_plugins.tensor_parallel.shard import shard_of
 
 
 class Stored(NamedTuple):
@@ -85,8 +84,8 @@ class WeightsToLoad:
         told, layers = files.description(0), self.module.parts[-1]
         if told is not None and told["parts"][-1] != layers:
             raise CheckpointError(
-                f"{files.directory} has {told['parts'][-1]} layers, but this model has {layers}; build the same "
-                "layers"
+                f"{files.directory} has {told['parts'][-1]} layers, but this model has {layers}; build the "
+                "same layers"
             )
         self._found = [(each, self._states(each)) for each in stored_modules(self.module)]
 
@@ -116,11 +115,11 @@ class WeightsToLoad:
                     self._check_shape(stored.prefix + key, own[key], states, key, where)
 
     def _check_shape(self, name: str, own: torch.Tensor, states: list[Any], key: str, where: str) -> None:
-        if len(states) == self.tp:
+        if self.files.tp == self.tp:
             wanted, found = list(own.shape), list(states[self.tp_rank][key].shape)
         else:
-            wanted = full_shape(own.shape, shard_of(own))
-            found = full_shape(states[0][key].shape, self.files.shard(name))
+            wanted = Division.of(own).full_shape(own.shape)
+            found = self.files.division(name).full_shape(states[0][key].shape)
         if wanted != found:
             raise CheckpointError(
                 f"{name} has shape {found} in {where}, but {wanted} in this model; build the model as it was"
@@ -132,10 +131,10 @@ class WeightsToLoad:
         for stored, states in self._found:
             own = stored.module.state_dict(keep_vars=True)
             local: dict[str, Any] = {}
-            for key, value in states[self.tp_rank if len(states) == self.tp else 0].items():
-                if isinstance(value, torch.Tensor) and key in own:
-                    tensors = [state[key] for state in states]
-                    saved = self.files.shard(stored.prefix + key)
-                    value = localized(tensors, saved, shard_of(own[key]), self.tp_rank, self.tp)
+            same = self.files.tp == self.tp
+            for key, value in states[self.tp_rank if same else 0].items():
+                if isinstance(value, torch.Tensor) and key in own and not same:
+                    full = self.files.division(stored.prefix + key).join([state[key] for state in states])
+                    value = Division.of(own[key]).take(full)
                 local[key] = value
             stored.module.load_state_dict(local, strict=self.strict)
