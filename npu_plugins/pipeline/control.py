@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from npu_plugins.comm import ProcessMesh
+from npu_plugins.comm.devices import inherited_timeout
 
 
 class Control:
@@ -21,7 +22,14 @@ class Control:
     """
 
     def __init__(self, mesh: ProcessMesh, timeout: timedelta | None = None) -> None:
-        """Make the groups; every rank of the world must do so together."""
+        """Make the groups; every rank of the world must do so together.
+
+        Args:
+            mesh: of the job.
+            timeout: of what ranks wait for; by default that of the job's default process group.
+        """
+        self.timeout = timeout or inherited_timeout(mesh.device) or dist.constants.default_pg_timeout
+        timeout = self.timeout
         world = list(range(dist.get_world_size()))
         self._world: Any = dist.new_group(world, timeout=timeout, backend="gloo")
         self._pipeline: Any = None

@@ -29,6 +29,7 @@ from npu_plugins.pipeline.gradients import (
 from npu_plugins.pipeline.losses import TOTAL, LossSum, split_loss
 from npu_plugins.pipeline.module import PipelineModule
 from npu_plugins.pipeline.p2p import Transport
+from npu_plugins.pipeline.roll_call import RollCall
 from npu_plugins.pipeline.same_batches import differing, explain, fingerprints
 from npu_plugins.pipeline.schedules import Schedule, add_communication
 from npu_plugins.pipeline.schedules.evaluation import evaluation
@@ -65,6 +66,7 @@ class PipelineEngine(EngineCheckpoints, DeepSpeedPipelineEngine):
         self._group = self.mesh.group("pp")
         own_clipping(self)
         self._last_rank = module.placement.rank_of[-1]
+        self.roll_call = RollCall(self.control, self.control.timeout.total_seconds(), self._name_of)
         self._ready = True
         self._note_layout()
         self.store = WeightGradients()
@@ -90,8 +92,19 @@ class PipelineEngine(EngineCheckpoints, DeepSpeedPipelineEngine):
             return super().is_last_stage()
         return self.module.placement.stages - 1 in self.module.own_stages
 
+    def _name_of(self, rank: int) -> str:
+        """Return the name of a global rank in sentences."""
+        stages = self.module.placement.stages_of(self.mesh.coordinate(rank).pp)
+        return f"rank {rank} (stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))})"
+
     def _loss_stage_global_rank(self) -> int:
         return self.mesh.ranks("pp")[self._last_rank]
+
+    def destroy(self) -> None:
+        """Let go of what DeepSpeed's engine holds, and of the port."""
+        if self._ready:
+            self.roll_call.close()
+        super().destroy()
 
     # One step
 
@@ -104,9 +117,11 @@ class PipelineEngine(EngineCheckpoints, DeepSpeedPipelineEngine):
 
         Raises:
             StageError: on every rank, if one failed: its data ended, or an action raised. No step was taken.
+            PeerLostError: another rank has ended or hangs; the job cannot go on.
         """
         try:
-            return super().train_batch(data_iter)
+            with self.roll_call.watching():
+                return super().train_batch(data_iter)
         except StageError:
             self.executor.spans = None
             self.timers(TRAIN_BATCH_TIMER).stop()
@@ -273,6 +288,7 @@ class PipelineEngine(EngineCheckpoints, DeepSpeedPipelineEngine):
 
         Raises:
             StageError: as `train_batch`, on every rank.
+            PeerLostError: as `train_batch`.
         """
         if reduce_output not in ("avg", None):
             raise StageError(f"reduce_output is {reduce_output!r}; choose 'avg' or None")
@@ -281,8 +297,8 @@ class PipelineEngine(EngineCheckpoints, DeepSpeedPipelineEngine):
         training_data = self.data_iterator
         self.data_iterator: Any = data_iter
         try:
-            schedule = self._inference_schedule(num_micro_batches or self.micro_batches)
-            self._exec_schedule(schedule)
+            with self.roll_call.watching():
+                self._exec_schedule(self._inference_schedule(num_micro_batches or self.micro_batches))
         finally:
             self.data_iterator = training_data
             self.eval_return_logits = False

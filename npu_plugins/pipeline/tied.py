@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from npu_plugins.comm import ProcessMesh
+from npu_plugins.comm.devices import inherited_timeout
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,9 @@ def make_tied(
             if ranks == tuple(pipeline):
                 group = mesh.group("pp")
             else:
-                group = dist.new_group(list(ranks), backend=mesh.backend)
+                group = dist.new_group(
+                    list(ranks), timeout=inherited_timeout(mesh.device), backend=mesh.backend
+                )
             if own:
                 found[key] = TiedModule(ranks, group, modules[key], attributes[key])
     for tied in found.values():
