@@ -111,6 +111,9 @@ def make_engine(
         mesh: of the job.
         config: without "auto".
         optimizer: of this rank's parameters; None: the configuration's, or none.
+
+    Raises:
+        TrainingInputError: the configuration asks for what the engine cannot do.
     """
     keywords: dict[str, Any] = {"model": module, "config": config, "optimizer": optimizer}
     if optimizer is None and "optimizer" in config:
@@ -118,4 +121,7 @@ def make_engine(
     if mesh.size("pp") == 1:
         count_once(module.parameters(), mesh)
         keywords["mpu"] = mesh
-    return initialize(**keywords)[0]
+    try:
+        return initialize(**keywords)[0]
+    except NpuPluginsError as error:
+        raise TrainingInputError(str(error)) from error

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, set_seed
 from hf_integration.arguments import (
     BYTE_TOKENIZER,
     ModelArguments,
-    NpuTrainingArguments,
+    ProgramArguments,
     parse_arguments,
 )
 from hf_integration.byte_tokenizer import build_byte_tokenizer
@@ -22,9 +22,16 @@ from hf_integration.data import DataArguments, check_packing, load_data
 from hf_integration.data.chat import set_chat_template
 from hf_integration.device import describe_device, platform_label
 from hf_integration.errors import TrainingInputError
-from hf_integration.models import build_model, longest_sequence, model_config, resolve_block_size
+from hf_integration.models import (
+    build_model,
+    build_skeleton,
+    longest_sequence,
+    model_config,
+    resolve_block_size,
+)
 from hf_integration.plot import plot_losses
 from hf_integration.report import RunFiles, sample_continuation, summary
+from hf_integration.sampling import pipeline_continuation
 from hf_integration.trainer import CausalLMTrainer
 
 # Tokens per sequence where --block_size is not given.
@@ -64,7 +71,7 @@ def find_tokenizer(args: ModelArguments, answers_end: bool) -> PreTrainedTokeniz
 
 
 def build_trainer(
-    model_args: ModelArguments, data_args: DataArguments, args: NpuTrainingArguments
+    model_args: ModelArguments, data_args: DataArguments, args: ProgramArguments
 ) -> CausalLMTrainer:
     """Load tokenizer, data and model and return the trainer that joins them.
 
@@ -87,12 +94,16 @@ def build_trainer(
         for note in data.notes:
             print(f"train.py: {note}", file=sys.stderr, flush=True)
     set_seed(args.seed)
-    model = build_model(config, model_args.model_name_or_path)
+    directory = model_args.model_name_or_path
+    divides = args.parallel.divides
+    # A divided model is built without weights: each rank reads, or draws, its part of them later.
+    model = build_skeleton(config) if divides else build_model(config, directory)
     if data_args.packs_documents:
         rows = max(args.per_device_train_batch_size, args.per_device_eval_batch_size)
         check_packing(model.config, use_cache=bool(args.use_cache), rows=rows)
     return CausalLMTrainer(
         model=model,
+        weights=directory if divides else None,
         args=args,
         data=data,
         log_file=Path(args.output_dir) / "log.jsonl",
@@ -109,7 +120,7 @@ def run(argv: Sequence[str]) -> None:
     """
     model_args, data_args, args = parse_arguments(argv)
     trainer = build_trainer(model_args, data_args, args)
-    device = describe_device(args.device, deepspeed=bool(args.deepspeed))
+    device = describe_device(args.device, deepspeed=bool(args.deepspeed) or args.parallel.divides)
     model_dir = None
     if args.do_train:
         trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
@@ -122,7 +133,11 @@ def run(argv: Sequence[str]) -> None:
     continuation = None
     if data_args.sample_tokens:
         prompt, tokens = data_args.sample_prompt, data_args.sample_tokens
-        continuation = sample_continuation(trainer.model, trainer.processing_class, prompt, tokens, args.seed)
+        pipelined = args.parallel.pp > 1
+        sample, source = (
+            (pipeline_continuation, trainer) if pipelined else (sample_continuation, trainer.model)
+        )
+        continuation = sample(source, trainer.processing_class, prompt, tokens, args.seed)
     if trainer.is_world_process_zero():
         history = trainer.state.log_history
         name = model_args.config_name or model_args.model_name_or_path

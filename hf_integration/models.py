@@ -24,12 +24,17 @@ from hf_integration.errors import TrainingInputError
 VOCABULARY_MULTIPLE = 8
 
 
+def needed_rows(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the rows that an embedding needs for ``tokenizer``; ids may have gaps, so not its length."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
 class ModelPreset(NamedModel):
     """A named size that transformers can build."""
 
     def config(self, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
         """Return the transformers configuration of this size for ``tokenizer``'s vocabulary."""
-        vocabulary = -(-len(tokenizer) // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+        vocabulary = -(-needed_rows(tokenizer) // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
         grouped = {} if self.family == "gpt2" else {"num_key_value_heads": self.kv_heads}
         mlp = "n_inner" if self.family == "gpt2" else "intermediate_size"
         return AutoConfig.for_model(
@@ -76,8 +81,7 @@ def model_config(
     with refusing_unreadable(directory):
         config = AutoConfig.from_pretrained(directory)
     rows = config.get_text_config().vocab_size
-    # Not its length: ids may have gaps, and the largest is what the embedding is asked for.
-    needed = max(tokenizer.get_vocab().values()) + 1
+    needed = needed_rows(tokenizer)
     if needed > rows:
         raise TrainingInputError(
             f"the tokenizer has {needed} tokens but the embedding of {directory} only {rows} rows; "
@@ -120,6 +124,12 @@ def build_model(config: PretrainedConfig, directory: str | None) -> PreTrainedMo
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with refusing_unreadable(directory):
         return AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=torch.float32)
+
+
+def build_skeleton(config: PretrainedConfig) -> PreTrainedModel:
+    """Return the model on the meta device, which takes no memory, with fp32 for its weights' dtype."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
 @contextlib.contextmanager

@@ -9,14 +9,16 @@ import torch
 from accelerate.utils import DeepSpeedOptimizerWrapper, DeepSpeedSchedulerWrapper
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, set_seed
 
+from hf_integration.divided_checkpoints import load_state, save_state
 from hf_integration.engines import divide, engine_config, make_engine
 from hf_integration.errors import TrainingInputError
 from hf_integration.last_stage import LastStage, MicroBatch, loss_of
-from hf_integration.mesh_accelerator import MeshAccelerator
+from hf_integration.measurements import Measurements
+from hf_integration.mesh_accelerator import MeshAccelerator, apart
 from hf_integration.parallel_settings import ParallelSettings
-from hf_integration.prediction import from_last_stage, pipeline_logits
+from hf_integration.prediction import from_last_stage, stage_logits
 from npu_plugins.checkpoint import save_hf
 from npu_plugins.comm import ProcessMesh
 from npu_plugins.pipeline import hf_names
@@ -68,6 +70,9 @@ class NpuTrainer(Trainer):
         super().__init__(model, args, *positional, **keywords)
         if self.parallel.pp > 1:
             self.add_callback(_ForgetUnfinishedStep(self._pending))
+        first = self.mesh is None or self.mesh.rank("model") == 0
+        self._measurements = Measurements(self.args.device, first)
+        self.add_callback(self._measurements)
 
     # What the parent makes in its constructor
 
@@ -119,6 +124,8 @@ class NpuTrainer(Trainer):
             self.lr_scheduler, self._created_lr_scheduler = None, False
         self._make_engine(max_steps, with_optimizer=True)
         self.create_scheduler(num_training_steps=max_steps)
+        if resume_from_checkpoint is not None:
+            load_state(*self._state(resume_from_checkpoint))
         for name in ("model", "optimizer", "lr_scheduler"):
             setattr(self.callback_handler, name, getattr(self, name))
         self.callback_handler.train_dataloader = train_dataloader
@@ -129,6 +136,8 @@ class NpuTrainer(Trainer):
         if self._engine is not None and self._divided is self.model:
             return
         config = engine_config(self.args, self.model.config, max_steps)
+        if self.model.device.type == "meta" and self._weights is None:
+            set_seed(self.args.seed)  # its weights are about to be drawn
         module = divide(self.model, self._weights, self.mesh, config)
         if self.mesh.size("pp") > 1:
             module.loss_fn = loss_of(self._micro_batch_loss, self.args.gradient_accumulation_steps)
@@ -167,6 +176,7 @@ class NpuTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> torch.Tensor:
         """Train on a batch; in a pipeline, keep it until those of the whole step are there."""
+        self._measurements.count(inputs)
         if self.parallel.pp == 1:
             return super().training_step(model, inputs, num_items_in_batch)
         items = None if num_items_in_batch is None else float(num_items_in_batch)
@@ -179,6 +189,11 @@ class NpuTrainer(Trainer):
         batches += [self._pending[-1].for_engine(filler=True)] * (count - len(batches))
         self._pending.clear()
         return self._engine.train_batch(iter(batches)).to(self.args.device)
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Return the Trainer's own loss, safe to hand to DeepSpeed's backward pass as it is."""
+        result = super().compute_loss(model, inputs, *args, **kwargs)
+        return apart(result) if isinstance(result, torch.Tensor) else result
 
     def _micro_batch_loss(
         self, logits: torch.Tensor, inputs: dict[str, Any], items: float | None
@@ -232,8 +247,7 @@ class NpuTrainer(Trainer):
         if self.parallel.pp == 1:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         inputs = self._prepare_inputs(inputs)
-        first = MicroBatch(inputs, None).for_engine()[0]
-        logits = pipeline_logits(self._engine, first)
+        logits = stage_logits(self._engine, MicroBatch(inputs, None).for_engine()[0])
         if not prediction_loss_only or not all(inputs.get(name) is not None for name in self.label_names):
             logits = from_last_stage(self._engine, logits)
             whole = LastStage(self.model, logits, training=False)
@@ -249,7 +263,21 @@ class NpuTrainer(Trainer):
             loss = loss.detach().mean().float()
         return from_last_stage(self._engine, loss), None, None
 
-    # Saving
+    def pipeline_logits(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Return the logits `[batch, seq, vocab]` of a batch, on every rank; all of them must call this."""
+        if self._engine is None:
+            self._make_engine_for_evaluation()
+        return from_last_stage(self._engine, stage_logits(self._engine, self._prepare_inputs(inputs)))
+
+    # Log
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add tokens per second and the memory of every rank to a training entry."""
+        if "loss" in logs:
+            logs.update({key: value for key, value in self._measurements.take().items() if key not in logs})
+        super().log(logs, start_time)
+
+    # Saving and loading
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write one plain Hugging Face directory, whatever the degrees; every rank must call this."""
@@ -264,6 +292,29 @@ class NpuTrainer(Trainer):
             self.processing_class.save_pretrained(directory)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _state(self, folder: str) -> tuple[Any, Path, Any, Any]:
+        """Return what `save_state` and `load_state` take."""
+        by_engine = isinstance(self.lr_scheduler, DeepSpeedSchedulerWrapper)
+        scheduler = None if by_engine else self.lr_scheduler
+        return self._engine, Path(folder), self.args.parallel_config, scheduler
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.parallel.divides:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        save_state(*self._state(output_dir), writes=self.args.should_save)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if not self.parallel.divides:  # else the engine loads the weights, once it is there
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        if not self.parallel.divides:
+            super()._load_best_model()
+            return
+        assert self.state.best_model_checkpoint is not None
+        load_state(*self._state(self.state.best_model_checkpoint))
 
 
 class _ForgetUnfinishedStep(TrainerCallback):

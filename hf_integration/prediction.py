@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 
-def pipeline_logits(engine: Any, inputs: Mapping[str, Any]) -> torch.Tensor | None:
+def stage_logits(engine: Any, inputs: Mapping[str, Any]) -> torch.Tensor | None:
     """Return the logits `[batch, seq, vocab]` of a batch on the last stage's ranks, None on the others.
 
     The batch is cut along its first dim into as many micro-batches as keep all stages at work.

@@ -10,16 +10,17 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_integration.data import Replica, TrainingData
 from hf_integration.data.loader import replica_loader
 from hf_integration.deepspeed_stage0 import CountFromFirstStep, scale_gradients
 from hf_integration.errors import TrainingInputError
+from hf_integration.npu_trainer import NpuTrainer
 
 
-class CausalLMTrainer(Trainer):
-    """HF Trainer that writes every log entry, extended, to a JSON-lines file as soon as it exists.
+class CausalLMTrainer(NpuTrainer):
+    """`NpuTrainer` that writes every log entry, extended, to a JSON-lines file as soon as it exists.
 
     A training entry gains ``nats_per_byte`` and ``<platform>_tokens_per_s``, over all ranks and since the
     entry before; the name says on what, so that a simulator's speed is not taken for a card's. Rows of unlike
@@ -49,7 +50,9 @@ class CausalLMTrainer(Trainer):
 
     @property
     def replica(self) -> Replica:
-        """Which replica this rank belongs to; with DeepSpeed's AutoTP consecutive ranks are one."""
+        """Which replica this rank belongs to; without a mesh each rank is one."""
+        if self.mesh is not None:
+            return Replica.of(self.mesh)
         ranks = self.get_tp_size()
         return Replica(self.args.process_index // ranks, self.args.world_size // ranks)
 
@@ -57,14 +60,14 @@ class CausalLMTrainer(Trainer):
         """Return the loader of this replica's batches.
 
         Raises:
-            TrainingInputError: the last batch of an epoch needs filling up, and the model's loss cannot leave
-                out what fills it.
+            TrainingInputError: a replica has no sample in the last batch of an epoch, and the model divides
+                its loss by their number.
         """
         loader = replica_loader(self.args, self.train_dataset, self.data_collator, self.replica)
-        if loader.batch_sampler.has_fillers and not self.model_accepts_loss_kwargs:
+        if loader.batch_sampler.leaves_one_empty and not self.model_accepts_loss_kwargs:
             raise TrainingInputError(
-                f"{type(self.model).__name__} averages each batch by itself, so the last one of an epoch, "
-                "which is not full, would count wrongly; give --dataloader_drop_last"
+                f"{type(self.model).__name__} averages each batch by itself, and of {self.replica.size} "
+                "replicas one would have no sample in the last of an epoch; give --dataloader_drop_last"
             )
         return loader
 

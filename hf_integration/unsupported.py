@@ -50,6 +50,8 @@ def check_arguments(args: TrainingArguments) -> None:
         _refuse(
             "train_sampling_strategy", "batch_rebalance", "counts every rank as a replica; choose another"
         )
+    if args.save_only_model and args.load_best_model_at_end:
+        _refuse("save_only_model", True, "leaves nothing that load_best_model_at_end could load; drop one")
     _check_recomputation(args)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
+from transformers import TrainerCallback
 
 VOCABULARY, LENGTH = 64, 12
 STEPS = 20
@@ -81,8 +82,16 @@ class Run:
     flags: dict[str, Any] = field(default_factory=dict)
     trainer: dict[str, Any] = field(default_factory=dict)
     """More arguments of the trainer."""
+    stop_at: int | None = None
+    """Step after which training stops, as if it had been interrupted."""
+    resume: str | None = None
+    """Checkpoint to go on from."""
     after: Callable[[Any], Any] | None = None
     """Called with the trainer once it has trained; its result is returned with the losses."""
+
+    def at(self, tp: int, pp: int, dp: int) -> Run:
+        """Return the same run at these degrees."""
+        return replace(self, tp=tp, pp=pp, dp=dp)
 
     @property
     def divides(self) -> bool:
@@ -97,24 +106,35 @@ class Run:
             "tensor_model_parallel_size": self.tp,
             "pipeline_model_parallel_size": self.pp,
         }
+        usual: dict[str, Any] = {
+            "per_device_train_batch_size": 2,
+            "per_device_eval_batch_size": 2,
+            "gradient_accumulation_steps": self.micro_batches // self.dp,
+            "learning_rate": 3e-3,
+            "warmup_steps": 4,
+            "weight_decay": 0.01,
+            "disable_tqdm": True,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": "none",
+        }
         return NpuTrainingArguments(
             output_dir=str(folder),
             use_cpu=use_cpu,
             max_steps=self.steps,
-            per_device_train_batch_size=2,
-            per_device_eval_batch_size=2,
-            gradient_accumulation_steps=self.micro_batches // self.dp,
-            learning_rate=3e-3,
-            lr_scheduler_type="linear",
-            warmup_steps=4,
-            weight_decay=0.01,
-            logging_steps=1,
-            save_strategy=self.flags.get("save_strategy", "no"),
-            report_to=self.flags.get("report_to", "none"),
-            disable_tqdm=True,
-            **(degrees if self.divides else {}),
-            **{key: value for key, value in self.flags.items() if key not in ("save_strategy", "report_to")},
+            **{**usual, **degrees, **self.flags},
         )
+
+
+class StopAt(TrainerCallback):
+    """Stops training after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop, once the step has been saved."""
+        control.should_training_stop |= state.global_step >= self.step
 
 
 @dataclass
@@ -140,7 +160,9 @@ def train(run: Run, folder: Path, use_cpu: bool = True) -> Record:
         eval_dataset=Sentences(11, seed=2),
         **run.trainer,
     )
-    trainer.train()
+    if run.stop_at is not None:
+        trainer.add_callback(StopAt(run.stop_at))
+    trainer.train(resume_from_checkpoint=run.resume)
     after = None if run.after is None else run.after(trainer)
     record = Record(trainer.state.log_history, after)
     if trainer.mesh is not None:

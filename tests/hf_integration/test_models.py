@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from hf_integration.byte_tokenizer import build_byte_tokenizer
 from hf_integration.errors import TrainingInputError
@@ -67,6 +68,17 @@ def test_tokenizer_larger_than_the_embedding_is_refused(tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
     with pytest.raises(TrainingInputError, match="tokenizer has 257 tokens but the embedding of .* 100 rows"):
         model_config(str(tmp_path), None, build_byte_tokenizer())
+
+
+def test_ids_count_and_not_the_tokens(tmp_path: Path) -> None:
+    """A tokenizer with a gap asks for rows beyond its length."""
+    vocabulary = {"a": 0, "b": 1, "<end>": 300}
+    gap = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocabulary, [])), eos_token="<end>")
+    assert len(gap) == 3
+    assert presets()["tiny-llama"].config(gap).vocab_size == 304
+    presets()["tiny-llama"].config(build_byte_tokenizer()).save_pretrained(tmp_path)
+    with pytest.raises(TrainingInputError, match="tokenizer has 301 tokens but the embedding of .* 264 rows"):
+        model_config(str(tmp_path), None, gap)
 
 
 def test_broken_model_directories_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,129 @@
+"""What a divided model leaves on the disk: a plain Hugging Face directory, and checkpoints to go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, EarlyStoppingCallback
+
+from tests.harness.outcome import RankFailure
+from tests.harness.pool import RankPool
+from tests.hf_integration.divided import Record, Run, Sentences, train, train_on_rank
+from tests.pipeline.conftest import Ranks, kept
+
+TOLERANCE = 1e-5
+HALF = {"save_strategy": "steps", "save_steps": 10}
+
+
+@pytest.fixture(scope="module")
+def four(rank_pool: RankPool) -> Iterator[Ranks]:
+    """Four ranks on simulated NPUs."""
+    rank_pool.preload("hf_integration.npu_trainer")
+    yield from kept(rank_pool, 4, "hccl")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """The unbroken run of one process, saved and evaluated at its end."""
+    return train(Run(after=save_and_evaluate), tmp_path_factory.mktemp("plain"))
+
+
+def save_and_evaluate(trainer: Any) -> dict[str, Any]:
+    """Save the model and evaluate it."""
+    folder = Path(trainer.args.output_dir) / "model"
+    trainer.save_model(str(folder))
+    return {"folder": folder, **trainer.evaluate()}
+
+
+def evaluate_alone(folder: Path) -> float:
+    """Return the evaluation loss of a saved model, loaded as any user would, by the plain Trainer."""
+    from hf_integration.npu_trainer import NpuTrainer
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    arguments = Run().arguments(folder / "again", use_cpu=True)
+    trainer = NpuTrainer(model=model, args=arguments, eval_dataset=Sentences(11, seed=2))
+    return trainer.evaluate()["eval_loss"]
+
+
+def losses(records: list[Record]) -> dict[int, float]:
+    """Return the losses by step."""
+    return {entry["step"]: entry["loss"] for entry in records[0].log if "loss" in entry}
+
+
+@pytest.mark.npu
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
+def test_saved_model_evaluates_to_the_loss_of_the_run(four: Ranks, family: str, tmp_path: Path) -> None:
+    run = Run(family, steps=4, after=save_and_evaluate).at(2, 2, 1)
+    after = four.run(train_on_rank, run, tmp_path, "hccl", timeout=200)[0].after
+    assert evaluate_alone(after["folder"]) == pytest.approx(after["eval_loss"], rel=TOLERANCE)
+
+
+@pytest.mark.npu
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((2, 2, 1), (2, 2, 1)), ((2, 2, 1), (1, 2, 2)), ((2, 1, 2), (2, 1, 2)), ((1, 2, 2), (1, 4, 1))],
+    ids=str,
+)
+def test_resumed_run_goes_on_as_the_unbroken_one(
+    four: Ranks, plain: Record, before: Any, after: Any, tmp_path: Path
+) -> None:
+    first = replace(Run(flags=HALF).at(*before), stop_at=10)
+    four.run(train_on_rank, first, tmp_path, "hccl", timeout=200)
+    second = replace(Run(after=save_and_evaluate).at(*after), resume=str(tmp_path / "checkpoint-10"))
+    records = four.run(train_on_rank, second, tmp_path, "hccl", timeout=200)
+    wanted = {step: loss for step, loss in losses([plain]).items() if step > 10}
+    found = {step: loss for step, loss in losses(records).items() if step > 10}
+    assert found == pytest.approx(wanted, rel=TOLERANCE)
+    alone = evaluate_alone(records[0].after["folder"])
+    assert alone == pytest.approx(plain.after["eval_loss"], rel=TOLERANCE)
+
+
+@pytest.mark.npu
+@pytest.mark.parametrize(
+    ("folder", "layout", "message"),
+    [
+        ("checkpoint-10", (1, 2, 2), "was saved at tp 2 × pp 1 × dp 2, but this run has tp 1 × pp 2 × dp 2"),
+        ("model", (2, 2, 1), "holds no state of a divided model"),
+    ],
+)
+def test_what_cannot_be_resumed_is_refused(
+    four: Ranks, tmp_path: Path, folder: str, layout: Any, message: str
+) -> None:
+    first = replace(Run(flags=HALF, after=save_and_evaluate).at(2, 1, 2), stop_at=10)
+    four.run(train_on_rank, first, tmp_path, "hccl", timeout=200)
+    state = (tmp_path / "checkpoint-10" / "trainer_state.json").read_text(encoding="utf-8")
+    (tmp_path / "model" / "trainer_state.json").write_text(state, encoding="utf-8")
+    with pytest.raises(RankFailure, match=message):
+        run = replace(Run().at(*layout), resume=str(tmp_path / folder))
+        four.run(train_on_rank, run, tmp_path, "hccl", timeout=200)
+
+
+@pytest.mark.npu
+@pytest.mark.parametrize("layout", [(2, 2, 1), (2, 1, 2)], ids=str)
+def test_best_model_is_kept_and_training_stops_early(four: Ranks, layout: Any, tmp_path: Path) -> None:
+    """With this rate the loss of unseen text rises from the start on."""
+    flags = {
+        "save_strategy": "steps",
+        "eval_strategy": "steps",
+        "save_steps": 2,
+        "eval_steps": 2,
+        "load_best_model_at_end": True,
+        "learning_rate": 3e-2,
+        "save_total_limit": 1,
+    }
+    run = Run(
+        flags=flags,
+        trainer={"callbacks": [EarlyStoppingCallback(early_stopping_patience=2)]},
+        after=save_and_evaluate,
+    ).at(*layout)
+    record = four.run(train_on_rank, run, tmp_path, "hccl", timeout=250)[0]
+    evaluated = record.values("eval_loss")
+    assert len(record.values("loss")) < run.steps
+    assert record.after["eval_loss"] == pytest.approx(min(evaluated), rel=TOLERANCE)
+    assert min(evaluated) < evaluated[-2] - 1e-3  # the last training state was another
+    assert torch.isfinite(torch.tensor(evaluated)).all()

@@ -1,0 +1,116 @@
+"""What the Trainer gives, with `NpuTrainer` at tp 2 × pp 2 and at tp 2 alone, against the plain Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.harness.pool import RankPool
+from tests.hf_integration.divided import Record, Run, Sentences, train, train_on_rank
+from tests.pipeline.conftest import Ranks, kept
+
+TOLERANCE = 1e-5
+
+
+def accuracy(prediction: Any) -> dict[str, float]:
+    """Share of the right next tokens, and the shapes that came."""
+    chosen = prediction.predictions[:, :-1]
+    labels = prediction.label_ids[:, 1:]
+    counted = labels != -100
+    return {
+        "accuracy": float((chosen == labels)[counted].mean()),
+        "rows": float(len(labels)),
+        "sum": float(chosen.sum()),
+    }
+
+
+def choose(logits: Any, labels: torch.Tensor) -> torch.Tensor:
+    """The likeliest token, before anything is gathered."""
+    return logits.argmax(-1)
+
+
+def squared(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+    """A loss of one's own: the squared distance of each token's logits from one-hot vectors."""
+    wanted = torch.nn.functional.one_hot(labels[:, 1:].clamp(min=0), outputs.logits.shape[-1])
+    distance = (outputs.logits[:, :-1].float() - wanted).pow(2).mean(-1)
+    total = (distance * (labels[:, 1:] != -100)).sum()
+    return total / (1 if num_items_in_batch is None else num_items_in_batch)
+
+
+def evaluated(trainer: Any) -> dict[str, Any]:
+    """Evaluate and predict."""
+    metrics = trainer.evaluate()
+    prediction = trainer.predict(Sentences(5, seed=3))
+    return {**metrics, "logits": float(np.abs(prediction.predictions).sum()), **prediction.metrics}
+
+
+FEATURES: dict[str, Run] = {
+    "label smoothing": Run(steps=5, flags={"label_smoothing_factor": 0.1}, after=evaluated),
+    "a loss function of one's own": Run(steps=5, trainer={"compute_loss_func": squared}, after=evaluated),
+    "metrics of logits": Run(
+        steps=5,
+        trainer={"compute_metrics": accuracy, "preprocess_logits_for_metrics": choose},
+        flags={"eval_strategy": "steps", "eval_steps": 2},
+    ),
+    "epochs": Run(steps=-1, rows=22, flags={"num_train_epochs": 2, "logging_strategy": "epoch"}),
+    "no clipping": Run(steps=5, flags={"max_grad_norm": 0.0}),
+    "tight clipping": Run(steps=5, flags={"max_grad_norm": 0.1}),
+    "means of micro-batches": Run(steps=5, flags={"average_tokens_across_devices": False}),
+    "recomputation": Run(steps=5, flags={"gradient_checkpointing": True}),
+}
+
+
+@pytest.fixture(scope="module")
+def four(rank_pool: RankPool) -> Iterator[Ranks]:
+    """Four ranks on simulated NPUs."""
+    rank_pool.preload("hf_integration.npu_trainer")
+    yield from kept(rank_pool, 4, "hccl")
+
+
+@pytest.fixture(scope="module")
+def two_cpus(rank_pool: RankPool) -> Iterator[Ranks]:
+    """Two ranks on CPUs, for the plain Trainer with data parallelism."""
+    rank_pool.preload("hf_integration.npu_trainer")
+    yield from kept(rank_pool, 2, "gloo")
+
+
+@pytest.fixture(scope="module", params=range(len(FEATURES)), ids=list(FEATURES))
+def feature(
+    two_cpus: Ranks, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> tuple[Run, dict[int, Record]]:
+    """A run and what the plain Trainer shows of it, by the number of replicas."""
+    run = list(FEATURES.values())[request.param]
+    folder = tmp_path_factory.mktemp("plain")
+    two = two_cpus.run(train_on_rank, run.at(1, 1, 2), folder / "two", "gloo", timeout=250)
+    return run, {1: train(run, folder / "one"), 2: two[0]}
+
+
+def compare(records: list[Record], wanted: Record, steps: int | None = None) -> None:
+    """Assert that all ranks logged and evaluated alike, and as one process did."""
+    keys = {key for entry in wanted.log for key in entry}
+    timed = {
+        key for key in keys if key.endswith(("runtime", "per_second", "tokens_per_s")) or "memory" in key
+    }
+    for record in records:
+        for key in keys - timed - {"total_flos"}:
+            assert record.values(key) == pytest.approx(wanted.values(key), rel=TOLERANCE), key
+    if isinstance(wanted.after, dict):
+        for record in records:
+            for key, value in wanted.after.items():
+                if not key.endswith(("runtime", "per_second")):
+                    assert record.after[key] == pytest.approx(value, rel=TOLERANCE), key
+
+
+@pytest.mark.npu
+@pytest.mark.parametrize("layout", [(2, 2, 1), (2, 1, 2), (1, 2, 2)], ids=str)
+def test_a_feature_of_the_trainer(
+    four: Ranks, feature: tuple[Run, dict[int, Record]], layout: tuple[int, int, int], tmp_path: Path
+) -> None:
+    run, plain = feature
+    records = four.run(train_on_rank, run.at(*layout), tmp_path, "hccl", timeout=250)
+    compare(records, plain[layout[-1]])
