@@ -38,7 +38,7 @@ def describe(engine: Any) -> dict[str, Any]:
         "format": FORMAT,
         "groups": named_groups(engine) if has_optimizer else [],
         "hyperparameters": hyperparameters(engine) if has_optimizer else [],
-        "parameters": {name: _described(value) for name, value in module.named_parameters()},
+        "parameters": {name: _described(value) for name, value in _all_names(module)},
         "schedule": module.schedule_name,
         "parts": list(module.parts),
         "stages": list(module.own_stages),
@@ -59,6 +59,11 @@ def tied_names(module: Any) -> set[str]:
         for key, attributes in module.tied_weight_attrs.items()
         for attribute in attributes
     }
+
+
+def _all_names(module: Any) -> Any:
+    """Parameters by name, those that have two twice: a layer's file has both."""
+    return module.named_parameters(remove_duplicate=False)
 
 
 def _described(parameter: torch.Tensor) -> dict[str, Any]:

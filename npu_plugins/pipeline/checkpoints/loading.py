@@ -114,10 +114,10 @@ class _Loading:
         Raises:
             CheckpointError: there is, and the layer files are not in the folder.
         """
-        restored = {place.name for place in self.restoring.places} if self.restoring else set()
+        restored = {id(place.parameter) for place in self.restoring.places} if self.restoring else set()
         for stored in stored_modules(self.engine.module):
-            for key in stored.module.state_dict():
-                if stored.prefix + key not in restored:
+            for key, value in stored.module.state_dict(keep_vars=True).items():
+                if id(value) not in restored:
                     if not any(self.files.layer_files(index) for index in stored.layers):
                         raise CheckpointError(
                             f"{stored.prefix + key} is not trained, and ds_to_universal.py leaves such state "
