@@ -4,7 +4,7 @@ from hf_integration.data.arguments import DataArguments
 from hf_integration.data.collator import Collator
 from hf_integration.data.load import TrainingData, load_data
 from hf_integration.data.packing import check_packing
-from hf_integration.data.sampler import Replica, ReplicaBatchSampler, ReplicaLoader, count_targets
+from hf_integration.data.sampler import Replica, ReplicaBatchSampler, ReplicaLoader
 
 __all__ = [
     "Collator",
@@ -14,6 +14,5 @@ __all__ = [
     "ReplicaLoader",
     "TrainingData",
     "check_packing",
-    "count_targets",
     "load_data",
 ]

@@ -103,9 +103,10 @@ class ReplicaBatchSampler(Sampler[list[Any]]):
         return self.batch_size * self._replica.size
 
     @property
-    def has_fillers(self) -> bool:
-        """Whether the last batch of an epoch holds a `Filler`, of this replica or another."""
-        return bool(self._num_samples % self.global_batch_size) and not self.drop_last
+    def leaves_one_empty(self) -> bool:
+        """Whether the last batch of an epoch is, for some replica, all `Filler`: it has no label at all."""
+        rest = self._num_samples % self.global_batch_size
+        return 0 < rest <= self.global_batch_size - self.batch_size and not self.drop_last
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch, whichever is the first to be read."""
@@ -169,12 +170,3 @@ class ReplicaLoader(DataLoader):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to read next."""
         self.batch_sampler.set_epoch(epoch)
-
-
-def count_targets(labels: torch.Tensor) -> int:
-    """Return how many tokens of ``labels``, ``[batch, tokens]``, a causal language model is to predict.
-
-    Summed over the micro-batches of a step and over the replicas (not over the ranks of one), it is the
-    ``num_items_in_batch`` that averages gradients by tokens.
-    """
-    return int((labels[:, 1:] != NO_LOSS).sum())

@@ -22,13 +22,7 @@ from hf_integration.data.sequences import NO_LOSS, Sequences, TokenStream
 from hf_integration.errors import TrainingInputError
 
 LongSequences = Literal["cut", "drop", "refuse"]
-ENCODED = datasets.Features(
-    {
-        "input_ids": datasets.Sequence(datasets.Value("int32")),
-        "labels": datasets.Sequence(datasets.Value("int32")),
-        "outcome": datasets.Value("int8"),
-    }
-)
+COLUMNS = ("input_ids", "labels", "outcome")
 
 
 class Outcome(IntEnum):
@@ -82,7 +76,7 @@ class Encoder:
         Raises:
             TrainingInputError: a record is refused, with its file and line.
         """
-        rows: dict[str, list] = {name: [] for name in ENCODED}
+        rows: dict[str, list] = {name: [] for name in COLUMNS}
         for line, index in zip(batch["text"], indices, strict=True):
             if not line.strip():
                 continue
@@ -90,7 +84,7 @@ class Encoder:
                 encoded = self.encode(line)
             except TrainingInputError as error:
                 raise TrainingInputError(f"{self.places[index]} {error}") from error
-            for name, value in zip(rows, encoded, strict=True):
+            for name, value in zip(COLUMNS, encoded, strict=True):
                 rows[name].append(value)
         return rows
 
@@ -147,13 +141,15 @@ def encode_records(lines: datasets.Dataset, encoder: Encoder, flag: str) -> Supe
     Raises:
         TrainingInputError: a record is refused, or none is left.
     """
+    tokens = datasets.Sequence(datasets.Value("int32"))
+    kinds = (tokens, tokens, datasets.Value("int8"))
     encoded = lines.map(
         encoder,
         with_indices=True,
         batched=True,
         batch_size=100,
         remove_columns=["text"],
-        features=ENCODED,
+        features=datasets.Features(zip(COLUMNS, kinds, strict=True)),
         desc="Tokenizing",
     )
     outcomes = np.bincount(np.asarray(encoded["outcome"], dtype=np.int64), minlength=len(Outcome))

@@ -18,7 +18,6 @@ from hf_integration.data.sampler import (
     ReplicaBatchSampler,
     ReplicaLoader,
     WithFillers,
-    count_targets,
 )
 from hf_integration.errors import TrainingInputError
 from npu_plugins.comm.topology import Topology
@@ -79,6 +78,8 @@ def test_all_batches_are_of_one_size_and_no_sample_comes_twice(
     found = [each for batches in by_replica(samples, batch, replicas, epoch=1) for each in batches]
     assert {len(each) for each in found} == {batch}
     assert sorted(sum(map(without_fillers, found), [])) == list(range(samples))
+    sampler = ReplicaBatchSampler(samples, batch, Replica(0, replicas), seed=7)
+    assert sampler.leaves_one_empty == any(not without_fillers(each) for each in found)
 
 
 @given(**SIZES, data=st.data())
@@ -149,7 +150,3 @@ def test_what_cannot_be_divided_is_refused() -> None:
         ReplicaBatchSampler(5, 3, Replica(2, 2), seed=0)
     with pytest.raises(ValueError, match="epoch 0 has 2 batches, so none is number 3"):
         ReplicaBatchSampler(5, 3, Replica(), seed=0).resume(0, 3)
-
-
-def test_targets_are_counted_from_the_second_token_on() -> None:
-    assert count_targets(torch.tensor([[5, 6, -100], [-100, -100, 7]])) == 2
