@@ -17,9 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from npu_plugins.pipeline.errors import PipelineError
 
-PIECE = 1 << 20
-"""Numbers drawn at once for a parameter that is not kept. torch draws a tensor in blocks of 16, with a
-special end, so that pieces of a multiple of 16 and an end longer than 16 take what the whole would."""
+PIECE = 1 << 16
+"""Numbers drawn at once for a parameter that is not kept: few, as what the C library frees in large pieces
+need not go back to the system. torch draws a tensor in blocks of 16, with a special end, so that pieces of
+a multiple of 16 and an end longer than 16 take what the whole would."""
 
 
 class Registrations:
