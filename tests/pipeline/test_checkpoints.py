@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline import checkpoint_cases, damage_cases, layout_cases
+from tests.pipeline import checkpoint_cases, damage_cases, layout_cases, odd_layer_cases
 from tests.pipeline.conftest import Ranks
 from tests.pipeline.layout_cases import Layout
 from tests.pipeline.models import Case
@@ -59,6 +59,11 @@ def test_seeds_and_rates(two_cpus: Ranks, tmp_path: Path) -> None:
 
 def test_weights_without_states(two_cpus: Ranks, tmp_path: Path) -> None:
     two_cpus.run(damage_cases.parts_of_it, two_cpus.backend, str(tmp_path))
+
+
+def test_layers_with_more_than_trained_parameters(two_cpus: Ranks, tmp_path: Path) -> None:
+    two_cpus.run(odd_layer_cases.go_on, str(tmp_path))
+    two_cpus.run(odd_layer_cases.own_parts_of_tied_modules, str(tmp_path))
 
 
 def test_damaged_files(two_cpus: Ranks, tmp_path: Path) -> None:
