@@ -10,6 +10,7 @@ from typing import Any
 
 from ds_configs.documents import Document, Edit, Member, Node, delete_member, insert_member, replace_value
 from ds_configs.lint.finding import BOTH, DEEPSPEED, Finding, Severity, codes
+from ds_configs.pipeline_section import is_own
 from ds_configs.schema import Schema
 from ds_configs.schema.lax import truth_of
 
@@ -58,6 +59,11 @@ class Context:
         for refusal in self.schema.refusals(self.value):
             found.setdefault(refusal.path, []).append(refusal.reason)
         return found
+
+    @cached_property
+    def own_pipeline(self) -> bool:
+        """Whether the pipeline block is for npu_plugins' engine, whose rules are rules/pipeline.py."""
+        return is_own(self.block(("pipeline",)))
 
     def since(self, version: str) -> bool:
         """Whether the DeepSpeed version in question is ``version``, such as "0.19", or later."""

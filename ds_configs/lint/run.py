@@ -9,7 +9,7 @@ from ds_configs.documents import Document, parse_document, read_document
 from ds_configs.errors import DsConfigError
 from ds_configs.lint.context import Context, Options
 from ds_configs.lint.finding import BOTH, DEEPSPEED, HF, SEVERITIES, Finding, Severity, codes
-from ds_configs.lint.rules import ascend, batch, conflicts, engine, hf, keys, values, zero
+from ds_configs.lint.rules import ascend, batch, conflicts, engine, hf, keys, pipeline, values, zero
 from ds_configs.lint.rules.filled import is_for_hf
 from ds_configs.lint.rules.shape import check_shape
 from ds_configs.lint.rules.syntax import check_text
@@ -21,6 +21,7 @@ RULES = (
     values.check,
     batch.check,
     conflicts.check,
+    pipeline.check,
     zero.check,
     engine.check,
     hf.check,

@@ -53,7 +53,7 @@ class PipelineConfig:
         if isinstance(self.partition, tuple):
             for count in self.partition:
                 _check_count("partition", count, 1)
-        elif self.partition not in ("uniform", "parameters", "time") and self.partition[:5] != "type:":
+        elif self.partition not in ("uniform", "parameters", "time") and not _is_class(self.partition):
             mend = "choose uniform, parameters, type:REGEX, time, or a list with the layers of each stage"
             _refuse("partition", self.partition, mend)
         if isinstance(self.recomputation, str):
@@ -64,6 +64,8 @@ class PipelineConfig:
         for name in ("seed_layers", "dynamic_shape"):
             if not isinstance(getattr(self, name), bool):
                 _refuse(name, getattr(self, name), "give true or false")
+        if not isinstance(self.trace_steps, tuple):
+            _refuse("trace_steps", self.trace_steps, "give a step, counted from 1, or a list of them")
         for step in self.trace_steps:
             _check_count("trace_steps", step, 1)
 
@@ -137,6 +139,10 @@ def _take_deepspeed_keys(values: dict[str, Any]) -> None:
                 "they are two names of one thing: give recomputation alone"
             )
         values["recomputation"] = interval
+
+
+def _is_class(partition: Any) -> bool:
+    return isinstance(partition, str) and partition.startswith("type:")
 
 
 def _check_count(name: str, value: Any, least: int, optional: bool = False) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from ds_configs.pipeline_section import KEYS, STAGES_OF_A_RANK, faults
 from npu_plugins.pipeline.config import PipelineConfig
 from npu_plugins.pipeline.errors import PipelineError
+from npu_plugins.pipeline.schedules.registry import TRAINING_SCHEDULES, chunks_of
 
 
 def read(**section: Any) -> PipelineConfig:
@@ -69,3 +74,43 @@ def test_refusals(section: dict[str, Any], words: str) -> None:
 def test_a_section_that_is_none() -> None:
     with pytest.raises(PipelineError, match="give a section"):
         PipelineConfig.from_ds_config({"pipeline": 4})
+
+
+POOL = {
+    "stages": [None, 2, 0, True, "auto", "2"],
+    "schedule": ["1f1b", "zb-v", "interleaved", "eval", "auto", None, 3, ["zb-v"]],
+    "virtual_stages": [None, 1, 2, 3, 0, 2.0, "auto"],
+    "partition": ["uniform", "type:Block", "best", [1, 2], [1, "2"], [0], 3, None, {}, "auto"],
+    "recomputation": ["none", "full", "some", 0, 2, -1, True, 1.5, None, [1], "auto"],
+    "seed_layers": [True, "yes", 0, "auto"],
+    "dynamic_shape": [False, 1, None],
+    "trace_steps": [2, [1, 2], [0], 0, "x", None, 2.5, {}, [], [[1]], "auto"],
+    "trace_file": ["a.json"],
+    "activation_checkpoint_interval": [0, 1, 2, -1, True, None, "auto"],
+    "use_reentrant": [False, True, None],
+    "pipe_partitioned": [False, True, 0],
+    "grad_partitioned": [True, None, "auto"],
+    "schedules": ["zb-v"],
+    "colour": [1],
+}
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    st.fixed_dictionaries({}, optional={key: st.sampled_from(values) for key, values in POOL.items()}),
+)
+def test_lint_refuses_what_the_engine_refuses(section: dict[str, Any]) -> None:
+    """`ds_configs` knows the section without importing the engine."""
+    try:
+        read(**section)
+        refused = False
+    except PipelineError:
+        refused = True
+    assert bool(faults(section)) == refused
+
+
+def test_lint_knows_the_engines_keys_and_schedules() -> None:
+    assert set(KEYS) == {each.name for each in fields(PipelineConfig)} - {"given"}
+    assert tuple(STAGES_OF_A_RANK) == TRAINING_SCHEDULES
+    for schedule, stages in STAGES_OF_A_RANK.items():
+        assert chunks_of(schedule) == stages or schedule == "interleaved"

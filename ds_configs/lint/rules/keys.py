@@ -42,6 +42,8 @@ def _object(context: Context, path: Path, node: Node) -> Iterator[Finding]:
             yield from _object(context, here, member.node)
     if unknown and _is_parameters(path):
         return  # rules/engine.py: there they are refused
+    if path == ("pipeline",) and context.own_pipeline:
+        return  # rules/pipeline.py: another engine reads them
     yield from _unknown(context, path, unknown)
 
 

@@ -9,13 +9,11 @@ from ds_configs.lint.context import AUTO, Context, Path
 from ds_configs.lint.finding import DEEPSPEED, Finding
 from ds_configs.lint.rules.conflicts import ZERO, half
 
-PIPELINE_READS = ("activation_checkpoint_interval", "pipe_partitioned", "grad_partitioned")
 LARGE = 500_000_000
 
 
 def check(context: Context) -> Iterator[Finding]:
     """Yield each setting without its effect."""
-    yield from _pipeline(context)
     if context.stage_known:
         yield from _offload(context)
         yield from _stage3_keys(context)
@@ -28,24 +26,6 @@ def offloads(context: Context, what: str) -> str:
     """Return where ``what`` (offload_optimizer, offload_param) puts things: "cpu", "nvme" or ""."""
     device = context.get((ZERO, what, "device"))
     return device if device in ("cpu", "nvme") else ""
-
-
-def _pipeline(context: Context) -> Iterator[Finding]:
-    block = context.get(("pipeline",))
-    if not isinstance(block, dict):
-        return
-    read = ", ".join(PIPELINE_READS)
-    reason = (
-        f"the pipeline block makes no pipeline: a PipelineModule does, and DeepSpeed's reads {read} alone"
-    )
-    mend = (
-        "build the model as a PipelineModule: npu_plugins.pipeline.module's reads its stages here, "
-        "DeepSpeed's is given them in the call; or delete the block"
-    )
-    yield context.finding("DSC404", ("pipeline",), reason, mend)
-    if context.stage >= 2:
-        reason = f"a PipelineModule refuses ZeRO stage {context.stage}"
-        yield context.finding("DSC609", (ZERO, "stage"), reason, "use stage 1 with a pipeline", on_value=True)
 
 
 def _offload(context: Context) -> Iterator[Finding]:
