@@ -44,7 +44,11 @@ def test_master_weights(two: Ranks, tmp_path: Path) -> None:
     case = Case(tied=True, clip=0.3, precision="bf16")
     ways = [(Layout(2), Layout(1, zero=1)), (Layout(1, zero=1, offload=True), Layout(2, "zb-v"))]
     if two.backend == "gloo":
-        ways.append((Layout(2, zero=1), Layout(1, zero=1, universal=True)))
+        ways += [
+            (Layout(2, zero=1), Layout(1, zero=1, universal=True)),
+            (Layout(2), Layout(1, precision="fp32")),
+            (Layout(1, precision="fp32"), Layout(2, zero=1)),
+        ]
     two.run(layout_cases.carry, two.backend, case, ways, str(tmp_path))
     if two.backend == "hccl":  # DeepSpeed has no fp16 on CPUs
         dynamic = (("fp16", {"enabled": True, "initial_scale_power": 8, "hysteresis": 1}),)

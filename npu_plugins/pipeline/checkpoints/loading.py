@@ -104,7 +104,8 @@ class _Loading:
         if engine.optimizer is None or not (states_wanted or wanted.universal):
             return None
         states = (UniversalStates if wanted.universal else SavedStates)(self.files, engine)
-        job = Restoring(engine, states, master_only=not states_wanted)
+        saved_weight = self.weights.value if self.weights is not None else _no_weight
+        job = Restoring(engine, states, saved_weight, master_only=not states_wanted)
         job.check()
         return job
 
@@ -173,3 +174,7 @@ class _Loading:
         if wanted.optimizer:
             own.add("optimizer")
         return {key: value for key, value in self.common.items() if key not in own}
+
+
+def _no_weight(name: str) -> None:
+    """There are no layer files, and no need of them."""

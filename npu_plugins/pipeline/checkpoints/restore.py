@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,8 +22,23 @@ _KINDS = ("betas", "momentum", "alpha", "rho", "etas")
 class Restoring:
     """One load of an optimizer's state; nothing is changed before `apply`."""
 
-    def __init__(self, engine: Any, states: SavedStates | UniversalStates, master_only: bool = False) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        states: SavedStates | UniversalStates,
+        saved_weight: Callable[[str], torch.Tensor | None],
+        master_only: bool = False,
+    ) -> None:
+        """Take what is needed.
+
+        Args:
+            engine: whose optimizer it is.
+            states: of the checkpoint.
+            saved_weight: name → this rank's part of the weight in the layer files, if there are any.
+            master_only: whether only the master weights are restored.
+        """
         self.engine, self.states, self.master_only = engine, states, master_only
+        self.saved_weight = saved_weight
         self.inner = inner_optimizer(engine)
         self.tp, self.tp_rank = engine.mesh.size("tp"), engine.mesh.rank("tp")
         self.places = list(places(engine))
@@ -92,7 +107,6 @@ class Restoring:
     @torch.no_grad()
     def apply(self) -> None:
         """Restore everything, and the model's weights from the master weights; layers are loaded already."""
-        refresh_master(self.engine)  # fp32 without ZeRO saves no master weights: the layers' are those
         if not self.master_only:
             self._clear()
         for place in self.places:
@@ -100,6 +114,10 @@ class Restoring:
             for key in found[0].tensors():
                 if key == MASTER or not self.master_only:
                     self._put(place, key, found)
+            if MASTER not in found[0].tensors():  # fp32 without ZeRO: the layers' weights are those
+                weight = self.saved_weight(place.name)
+                if weight is not None:
+                    _write(place, place.holder, weight)
             if not self.master_only:
                 self._put_scalars(place, found[0])
                 settings = found[0].settings
@@ -128,15 +146,13 @@ class Restoring:
             local = tensors[self.tp_rank]
         else:
             local = Division.of(place.parameter).take(self.states.division(place.name).join(tensors))
-        local = local.reshape(-1)
         target = place.holder
         if key != MASTER:
             state = self.inner.state[place.holder]
             if key not in state:
                 state[key] = torch.zeros_like(place.holder)
             target = state[key]
-        flat = target.detach().view(-1)[place.start : place.start + place.length]
-        flat.copy_(local[place.within : place.within + place.length])
+        _write(place, target, local)
 
     def _put_scalars(self, place: Place, entry: Entry) -> None:
         state = self.inner.state[place.holder]
@@ -167,6 +183,12 @@ class Restoring:
             if place.holder is not place.parameter:
                 flat = place.holder.detach().view(-1)[place.start : place.start + place.length]
                 place.parameter.copy_(flat.view_as(place.parameter))
+
+
+def _write(place: Place, target: torch.Tensor, local: torch.Tensor) -> None:
+    """Write a piece of this rank's part of a parameter into its place."""
+    flat = target.detach().view(-1)[place.start : place.start + place.length]
+    flat.copy_(local.reshape(-1)[place.within : place.within + place.length])
 
 
 def refresh_master(engine: Any) -> None:

@@ -130,11 +130,22 @@ class WeightsToLoad:
         """Load the layers."""
         for stored, states in self._found:
             own = stored.module.state_dict(keep_vars=True)
-            local: dict[str, Any] = {}
-            same = self.files.tp == self.tp
-            for key, value in states[self.tp_rank if same else 0].items():
-                if isinstance(value, torch.Tensor) and key in own and not same:
-                    full = self.files.division(stored.prefix + key).join([state[key] for state in states])
-                    value = Division.of(own[key]).take(full)
-                local[key] = value
+            local = {key: self._local(stored, states, key, own.get(key)) for key in states[0]}
             stored.module.load_state_dict(local, strict=self.strict)
+
+    def _local(self, stored: Stored, states: list[Mapping[str, Any]], key: str, own: Any) -> Any:
+        """This rank's part of what was saved."""
+        if self.files.tp == self.tp:
+            return states[self.tp_rank][key]
+        if not isinstance(own, torch.Tensor):
+            return states[0][key]
+        full = self.files.division(stored.prefix + key).join([state[key] for state in states])
+        return Division.of(own).take(full)
+
+    def value(self, name: str) -> torch.Tensor | None:
+        """Return this rank's part of a parameter as it was saved, in the precision of the files."""
+        for stored, states in self._found:
+            key = name.removeprefix(stored.prefix)
+            if name.startswith(stored.prefix) and key in states[0]:
+                return self._local(stored, states, key, stored.module.get_parameter(key))
+        return None
