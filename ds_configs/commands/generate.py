@@ -20,7 +20,7 @@ SECTIONS = {
     "zero": "zero_optimization, such as reduce_bucket_size=2e8",
     "fp16": "loss scaling, such as initial_scale_power=16",
     "bf16": "bf16, such as check_grad_overflow=false",
-    "pipeline": "pipeline, such as activation_checkpoint_interval=1",
+    "pipeline": "pipeline: DeepSpeed's activation_checkpoint_interval=1, or npu_plugins' schedule=zb-v",
     "tensor_parallel": "tensor_parallel, AutoTP's",
     "aio": "aio, file access of offload to nvme",
 }

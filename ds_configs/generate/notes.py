@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ds_configs.generate.options import AUTO, recipes
+from ds_configs.generate.options import AUTO, is_own_pipeline, recipes
 from ds_configs.generate.request import ConfigRequest
 
 
@@ -20,9 +20,14 @@ def notes(request: ConfigRequest) -> list[str]:
             "DeepSpeed 0.19.8 parses allgather_partitions and never reads it; leave it out",
         ),
         (
-            request.pp > 1,
+            request.pp > 1 and not is_own_pipeline(request.pipeline),
             "DeepSpeed reads no number of stages from the file: build PipelineModule(layers, "
             f"num_stages={request.pp})",
+        ),
+        (
+            request.pp > 1 and is_own_pipeline(request.pipeline),
+            "npu_plugins reads the pipeline block: build the model with its split_model or PipelineModule, "
+            "and give that this file as config",
         ),
         (
             request.autotp and request.target == "deepspeed",

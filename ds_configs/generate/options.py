@@ -3,7 +3,8 @@
 An option's fields: ``type`` (bool, int, float, str; count is an int that DeepSpeed also takes as 2e8; pair is
 two floats), ``value`` or ``rule`` its default (neither: the key is left out unless asked for), ``hf`` whether
 HF fills "auto" there, ``needed`` whether DeepSpeed must be told, ``stages`` the ZeRO stages that read
-it, ``device`` the offload device that reads it, and limits.
+it, ``device`` the offload device that reads it, and limits. ``own_pipeline`` has the keys of the section
+``pipeline`` that npu_plugins' engine reads and DeepSpeed's does not (ds_configs/pipeline_section.py).
 """
 
 from __future__ import annotations
@@ -125,6 +126,16 @@ def _options(table: Mapping[str, Any]) -> dict[str, Option]:
 def section(name: str) -> Mapping[str, Option]:
     """Return the options of section ``name``, in the order they are written."""
     return _options(_tables()[name])
+
+
+def pipeline_options() -> Mapping[str, Option]:
+    """Return all options of the section ``pipeline``, DeepSpeed's and npu_plugins'."""
+    return {**section("pipeline"), **section("own_pipeline")}
+
+
+def is_own_pipeline(given: Mapping[str, Any]) -> bool:
+    """Whether the keys asked for of the section ``pipeline`` are for npu_plugins' engine."""
+    return any(value is not None for key, value in given.items() if key in section("own_pipeline"))
 
 
 @cache

@@ -11,6 +11,7 @@ from ds_configs.errors import DsConfigError
 from ds_configs.generate.options import (
     AUTO,
     known,
+    pipeline_options,
     recipes,
     refused_optimizers,
     section,
@@ -200,8 +201,9 @@ class ConfigRequest:
             self._check_values(f"{kind} {spelt}:", f"{kind}_params", recipes(f"{kind}s")[spelt].params)
 
     def _check_sections(self) -> None:
+        tables = {"zero": section("zero_optimization"), "pipeline": pipeline_options()}
         for name in SECTIONS:
-            self._check_values(name, name, section("zero_optimization" if name == "zero" else name))
+            self._check_values(name, name, tables[name] if name in tables else section(name))
         for name in ("offload_optimizer", "offload_param"):
             self._check_values(name, f"{name}_params", section(name))
         if self.activation_checkpointing is not None:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ds_configs.errors import DsConfigError
-from ds_configs.generate.options import AUTO, recipes, section
+from ds_configs.generate.options import AUTO, is_own_pipeline, recipes, section
+from ds_configs.pipeline_section import faults
 
 if TYPE_CHECKING:
     from ds_configs.generate.request import ConfigRequest
@@ -113,6 +114,10 @@ def _pipeline_combinations(request: ConfigRequest) -> str | None:
             "overlap_comm is switched off by DeepSpeed in a pipeline, which reduces after the last "
             "micro-batch; drop it"
         )
+    if is_own_pipeline(request.pipeline):
+        given = {key: value for key, value in request.pipeline.items() if value is not None}
+        refused = [f"pipeline {key}: {fault.reason}; {fault.mend}" for key, fault in faults(given).items()]
+        return next(iter(refused), None)
     if request.stage == 0 and request.dtype == "fp32" and request.clipping not in (None, 0, 0.0):
         return (
             "clipping an fp32 pipeline at stage 0 counts the first pipeline stage's gradients only "

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ds_configs.errors import DsConfigError
-from ds_configs.generate.options import AUTO, Option, recipes, section
+from ds_configs.generate.options import AUTO, Option, is_own_pipeline, recipes, section
 
 if TYPE_CHECKING:
     from ds_configs.generate.request import ConfigRequest
@@ -131,11 +131,19 @@ def parallelism(request: ConfigRequest) -> dict[str, Any]:
     """Return ``pipeline`` and ``tensor_parallel`` where there is such parallelism."""
     config: dict[str, Any] = {}
     if request.pp > 1:
-        config["pipeline"] = filled(request, section("pipeline"), request.pipeline, "pipeline")
+        config["pipeline"] = _pipeline(request)
     if request.autotp:
         extra = filled(request, section("tensor_parallel"), request.tensor_parallel, "tensor_parallel")
         config["tensor_parallel"] = {"autotp_size": request.tp, **extra}
     return config
+
+
+def _pipeline(request: ConfigRequest) -> dict[str, Any]:
+    """Return the block for DeepSpeed's engine, or for npu_plugins' if one of its keys is asked for."""
+    if not is_own_pipeline(request.pipeline):
+        return filled(request, section("pipeline"), request.pipeline, "pipeline")
+    asked = {key: value for key, value in request.pipeline.items() if value is not None}
+    return {"stages": request.pp, **asked}
 
 
 def the_rest(request: ConfigRequest) -> dict[str, Any]:

@@ -133,7 +133,9 @@ def _take_deepspeed_keys(values: dict[str, Any]) -> None:
     if "activation_checkpoint_interval" in values:
         interval = values.pop("activation_checkpoint_interval")
         _check_count("activation_checkpoint_interval", interval, 0)
-        if {"none": 0, "full": 1}.get(other := values.get("recomputation", interval), other) != interval:
+        other = values.get("recomputation", interval)
+        named = {"none": 0, "full": 1}.get(other, other) if isinstance(other, str) else other
+        if named != interval:
             raise PipelineError(
                 f"pipeline.activation_checkpoint_interval is {interval} and recomputation is {other!r}; "
                 "they are two names of one thing: give recomputation alone"

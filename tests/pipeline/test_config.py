@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ds_configs.generate.options import section
 from ds_configs.pipeline_section import KEYS, STAGES_OF_A_RANK, faults
 from npu_plugins.pipeline.config import PipelineConfig
 from npu_plugins.pipeline.errors import PipelineError
@@ -76,7 +77,7 @@ def test_a_section_that_is_none() -> None:
         PipelineConfig.from_ds_config({"pipeline": 4})
 
 
-POOL = {
+POOL: dict[str, list[Any]] = {
     "stages": [None, 2, 0, True, "auto", "2"],
     "schedule": ["1f1b", "zb-v", "interleaved", "eval", "auto", None, 3, ["zb-v"]],
     "virtual_stages": [None, 1, 2, 3, 0, 2.0, "auto"],
@@ -99,18 +100,21 @@ POOL = {
 @given(
     st.fixed_dictionaries({}, optional={key: st.sampled_from(values) for key, values in POOL.items()}),
 )
-def test_lint_refuses_what_the_engine_refuses(section: dict[str, Any]) -> None:
+def test_lint_refuses_what_the_engine_refuses(block: dict[str, Any]) -> None:
     """`ds_configs` knows the section without importing the engine."""
     try:
-        read(**section)
+        read(**block)
         refused = False
     except PipelineError:
         refused = True
-    assert bool(faults(section)) == refused
+    assert bool(faults(block)) == refused
 
 
-def test_lint_knows_the_engines_keys_and_schedules() -> None:
+def test_ds_configs_knows_the_engines_keys_and_schedules() -> None:
     assert set(KEYS) == {each.name for each in fields(PipelineConfig)} - {"given"}
+    offered = section("own_pipeline")
+    assert set(offered) == set(KEYS) - {"stages"}, "pp says how many stages there are"
+    assert offered["schedule"].choices == TRAINING_SCHEDULES
     assert tuple(STAGES_OF_A_RANK) == TRAINING_SCHEDULES
     for schedule, stages in STAGES_OF_A_RANK.items():
         assert chunks_of(schedule) == stages or schedule == "interleaved"

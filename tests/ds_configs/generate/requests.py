@@ -107,6 +107,15 @@ def recipes_with_params(draw: st.DrawFn, target: str) -> dict[str, Any]:
 
 
 @st.composite
+def own_pipelines(draw: st.DrawFn) -> dict[str, Any]:
+    """A block for npu_plugins' engine."""
+    found = draw(some_of(section("own_pipeline"))) | {"partition": "uniform"}
+    if found.get("schedule") != "interleaved":
+        found.pop("virtual_stages", None)
+    return found
+
+
+@st.composite
 def sections(draw: st.DrawFn, fields: dict[str, Any], tp_by: str) -> dict[str, Any]:
     """A few keys of the sections that the other fields have a use for."""
     result: dict[str, Any] = {}
@@ -117,7 +126,7 @@ def sections(draw: st.DrawFn, fields: dict[str, Any], tp_by: str) -> dict[str, A
     if precision in ("fp16", "bf16"):
         result[precision] = draw(some_of(section(precision)))
     if fields["pp"] > 1:
-        result["pipeline"] = draw(some_of(section("pipeline")))
+        result["pipeline"] = draw(st.one_of(some_of(section("pipeline")), own_pipelines()))
     if fields["tp"] > 1 and tp_by == "autotp":
         result["tensor_parallel"] = draw(some_of(section("tensor_parallel")))
     if fields["target"] == "deepspeed" and draw(st.booleans()):

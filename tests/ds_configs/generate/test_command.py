@@ -60,6 +60,12 @@ def test_parallelism_reaches_the_file(capsys: pytest.CaptureFixture[str]) -> Non
     pipeline = generated(capsys, *common, "--pp", "2", "--pipeline", "activation_checkpoint_interval=1")
     assert pipeline["pipeline"] == {"activation_checkpoint_interval": 1, "use_reentrant": False}
     assert "optimizer" not in pipeline
+    own = generated(capsys, *common, "--pp", "2", "--pipeline", "schedule=zb-v", "recomputation=full")
+    assert own["pipeline"] == {"stages": 2, "schedule": "zb-v", "recomputation": "full"}
+    fp32 = ("--stage", "0", "--precision", "fp32", "--pipeline", "schedule=1f1b", "use_reentrant=null")
+    clipped = generated(capsys, *common, "--pp", "2", *fp32)
+    assert clipped["gradient_clipping"] == 1.0, "npu_plugins counts every stage"
+    assert clipped["pipeline"] == {"stages": 2, "schedule": "1f1b"}
     divided = generated(capsys, *common, "--tp", "2", "--tensor-parallel", "vocab_parallel_lm_head=true")
     assert divided["tensor_parallel"] == {"autotp_size": 2, "vocab_parallel_lm_head": True}
     threefold = generated(capsys, *common, "--tp", "2", "--tp-by", "mpu", "--pp", "2", "--world-size", "8")

@@ -64,6 +64,18 @@ PLAIN = {"target": "deepspeed", "micro_batch": 1, "optimizer_params": RATE}
         ),
         ({"stage": 1, "pipeline": {"use_reentrant": False}}, "use_reentrant is read only with pp > 1"),
         ({"stage": 1, "pipeline": {"stages": 2}, "pp": 2, **PLAIN}, "pipeline stages is not offered here"),
+        (
+            {"stage": 1, "pp": 2, "pipeline": {"schedule": "1f1b", "virtual_stages": 2}, **PLAIN},
+            "pipeline virtual_stages: schedule 1f1b has 1 stage on each rank, not 2; delete it",
+        ),
+        (
+            {"stage": 1, "pp": 2, "pipeline": {"schedule": "zb-v", "pipe_partitioned": True}, **PLAIN},
+            "pipeline pipe_partitioned: npu_plugins' pipeline does not do this",
+        ),
+        (
+            {"stage": 1, "pp": 2, "pipeline": {"schedule": "zbv"}, **PLAIN},
+            "pipeline schedule is .zbv.; choose one of gpipe",
+        ),
         ({"stage": 1, "tp_by": "mpu"}, "tp_by mpu says who divides the layers, but tp is 1"),
         ({"stage": 1, "tp": 2, "tp_by": "mpu"}, "tp_by mpu needs a program that hands its mpu to DeepSpeed"),
         (
