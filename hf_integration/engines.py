@@ -24,13 +24,16 @@ from npu_plugins.pipeline.hook import initialize
 from npu_plugins.tensor_parallel import shard_model
 
 
-def engine_config(args: NpuTrainingArguments, model_config: Any, max_steps: int) -> dict[str, Any]:
+def engine_config(
+    args: NpuTrainingArguments, model_config: Any, max_steps: int, given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the DeepSpeed configuration of a divided model, every ``"auto"`` filled as the Trainer does.
 
     Args:
         args: flags and configuration.
         model_config: of transformers; its width fills bucket sizes.
-        max_steps: optimizer steps of the run.
+        max_steps: optimizer steps of the run; -1 if they are not known, which a "scheduler" may need.
+        given: the configuration to fill; by default that of the arguments.
 
     Raises:
         TrainingInputError: flags and configuration contradict each other, or DeepSpeed would refuse it.
@@ -54,7 +57,7 @@ def engine_config(args: NpuTrainingArguments, model_config: Any, max_steps: int)
             save_on_each_node=args.save_on_each_node,
         )
         width = width_of_config(model_config.to_dict(), "the model's configuration")
-        config = resolve(settings.config or {}, run, width).config
+        config = resolve(settings.config or {} if given is None else given, run, width).config
     except DsConfigError as error:
         raise TrainingInputError(f"the DeepSpeed configuration: {error}") from error
     # The Trainer clips whether or not the file says so.
@@ -90,7 +93,10 @@ def divide(
             source = weights if weights is not None else model
             return split_model(source, mesh=mesh, config=config, dtype=model.dtype)
         if weights is not None:
-            return load_sharded(weights, mesh, dtype=model.dtype)
+            # Of the model and not of the directory: the Trainer has turned the cache off in it, for example.
+            return load_sharded(
+                weights, mesh, dtype=model.dtype, model_class=type(model), config=model.config
+            )
         if model.device.type == "meta":
             model = type(model)._from_config(model.config, dtype=model.dtype)
         return shard_model(model.to(mesh.device), mesh)

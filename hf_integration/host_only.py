@@ -1,4 +1,4 @@
-"""Keep a ``--use_cpu`` run away from torch_npu, which transformers would import all the same.
+"""Keep a run on the CPU, or a dry one, away from torch_npu, which transformers would import all the same.
 
 Must be asked before torch or transformers are imported, so this module imports neither.
 """
@@ -12,10 +12,12 @@ from collections.abc import Sequence
 
 
 def wants_host_only(argv: Sequence[str]) -> bool:
-    """Return whether ``argv`` holds a ``--use_cpu`` that is true, as HfArgumentParser reads it."""
+    """Return whether ``argv`` holds a true ``--use_cpu`` or ``--dry_run``, as HfArgumentParser reads them."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--use_cpu", nargs="?", const="true", default="false")
-    return parser.parse_known_args(list(argv))[0].use_cpu.lower() in ("true", "yes", "y", "t", "1")
+    for flag in ("--use_cpu", "--dry_run"):
+        parser.add_argument(flag, nargs="?", const="true", default="false")
+    given = vars(parser.parse_known_args(list(argv))[0]).values()
+    return any(value.lower() in ("true", "yes", "y", "t", "1") for value in given)
 
 
 def keep_to_the_host() -> None:

@@ -21,6 +21,7 @@ from hf_integration.byte_tokenizer import build_byte_tokenizer
 from hf_integration.data import DataArguments, check_packing, load_data
 from hf_integration.data.chat import set_chat_template
 from hf_integration.device import describe_device, platform_label
+from hf_integration.dry_run import dry_run
 from hf_integration.errors import TrainingInputError
 from hf_integration.models import (
     build_model,
@@ -112,6 +113,18 @@ def build_trainer(
     )
 
 
+def report_dry_run(model_args: ModelArguments, data_args: DataArguments, args: ProgramArguments) -> str:
+    """Return what a run would do.
+
+    Raises:
+        TrainingInputError: it would be refused.
+    """
+    tokenizer = load_tokenizer(model_args, data_args)
+    config = model_config(model_args.model_name_or_path, model_args.config_name, tokenizer)
+    length = resolve_block_size(data_args.block_size, config, DEFAULT_LENGTH[data_args.task])
+    return dry_run(args, build_skeleton(config), length)
+
+
 def run(argv: Sequence[str]) -> None:
     """Train, evaluate, save, plot and report as ``argv`` says; every rank runs this.
 
@@ -119,6 +132,10 @@ def run(argv: Sequence[str]) -> None:
         TrainingInputError: something the user gave is refused.
     """
     model_args, data_args, args = parse_arguments(argv)
+    if args.dry_run:
+        if args.process_index == 0:
+            print(report_dry_run(model_args, data_args, args), flush=True)
+        return
     trainer = build_trainer(model_args, data_args, args)
     device = describe_device(args.device, deepspeed=bool(args.deepspeed) or args.parallel.divides)
     model_dir = None

@@ -45,7 +45,7 @@ class NpuTrainingArguments(TrainingArguments):
     pipeline_schedule: str | None = field(
         default=None,
         metadata={
-            "help": "gpipe, 1f1b, interleaved, zb-h1, zb-v or dualpipev. Default: ds_config's, else 1f1b."
+            "help": "gpipe, 1f1b, interleaved, zb-h1, zb-v or dualpipe-v. Default: ds_config's, else 1f1b."
         },
     )
     virtual_stages: int | None = field(
@@ -58,22 +58,29 @@ class NpuTrainingArguments(TrainingArguments):
         },
     )
 
+    dry_run: bool = field(
+        default=False,
+        metadata={
+            "help": "Print mesh, layers and memory of each rank, and the configuration; train nothing."
+        },
+    )
+
     def __post_init__(self) -> None:
         self.parallel = self._read_parallel()
         divides = self.parallel.divides
         given: Any = self.deepspeed  # type: ignore[has-type]
         # Before the parent's __post_init__, which brings up the process group on whatever device it finds.
-        self.parallel.degrees(launched_ranks())
-        engine_by_accelerate = bool(given or self.parallel.config) and not divides
-        require_device(use_cpu=self.use_cpu, deepspeed=engine_by_accelerate)
+        self.parallel_config: ParallelConfig = self.parallel.degrees(self.ranks_of_job())
         # Of a divided model accelerate is not to know DeepSpeed: it would count every rank as a replica.
-        self.deepspeed = None if divides else self.parallel.config or given
+        hidden = divides or self.dry_run
+        self.use_cpu: bool = self.use_cpu or self.dry_run  # type: ignore[has-type]
+        require_device(use_cpu=self.use_cpu, deepspeed=bool(given or self.parallel.config) and not hidden)
+        self.deepspeed = None if hidden else self.parallel.config or given
         super().__post_init__()
-        self.deepspeed = given if divides else self.deepspeed
-        self.parallel_config: ParallelConfig = self.parallel.degrees(self.world_size)
+        self.deepspeed = given if hidden else self.deepspeed
         if divides:
             check_arguments(self)
-        elif self.deepspeed:
+        elif self.deepspeed and not hidden:
             keep_model_savable(self.hf_deepspeed_config.config)
 
     def _read_parallel(self) -> ParallelSettings:
@@ -88,15 +95,15 @@ class NpuTrainingArguments(TrainingArguments):
         config = None if not self.deepspeed else read_deepspeed_config(self.deepspeed)
         return parallel_settings(flags, config)
 
+    def ranks_of_job(self) -> int:
+        """Return the number of ranks that the launcher started; in a dry run without one, of one replica."""
+        replica = self.parallel.tp * self.parallel.pp if self.dry_run else 1
+        return int(os.environ.get("WORLD_SIZE") or replica)
+
     @property
     def place_model_on_device(self) -> bool | None:
         """Whether the Trainer moves the whole model to the device; not where a rank holds a part of it."""
         return False if self.parallel.divides else super().place_model_on_device
-
-
-def launched_ranks() -> int:
-    """Return the number of ranks that the launcher started."""
-    return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def _whole_number(text: str | int | None) -> str | int | None:

@@ -106,7 +106,6 @@ def parallel_settings(flags: ParallelFlags, config: Mapping[str, Any] | None) ->
         changed = flags.zero_stage is not None or flags.tensor_model_parallel_size is not None
         if flags.tensor_model_parallel_size is not None:
             merged.pop("tensor_parallel", None)
-        merged.pop("pipeline", None)
         wanted = config is not None or flags.zero_stage is not None
         return ParallelSettings(config=merged if wanted and changed else None)
     if tp > 1:
@@ -180,6 +179,7 @@ def _pipeline_section(merged: dict[str, Any], flags: ParallelFlags, pp: int) -> 
                 '--pipeline_model_parallel_size N, or "pipeline": {"stages": N}, or remove them '
                 "(--gradient_checkpointing recomputes without a pipeline)"
             )
+        merged.pop("pipeline", None)
         return
     if "recomputation" in given:
         section.pop("activation_checkpoint_interval", None)

@@ -36,15 +36,17 @@ def logged(folder: Path, key: str) -> list[float]:
     return [entry[key] for entry in entries(folder) if key in entry]
 
 
-def launch(program: str, arguments: Sequence[str], environment: dict[str, str], timeout: int) -> str:
-    """Start ``program`` on two NPUs with the deepspeed launcher and return what it printed.
+def launch(
+    program: str, arguments: Sequence[str], environment: dict[str, str], timeout: int, ranks: int = 2
+) -> str:
+    """Start ``program`` on ``ranks`` NPUs with the deepspeed launcher and return what it printed.
 
     Raises:
         AssertionError: it failed; the message is the end of what it printed.
     """
     launcher = Path(sys.executable).with_name("deepspeed")
     done = subprocess.run(
-        [str(launcher), "--num_gpus", "2", "--master_port", "29671", program, *arguments],
+        [str(launcher), "--num_gpus", str(ranks), "--master_port", "29671", program, *arguments],
         cwd=ROOT,
         env={**environment, "PATH": f"{launcher.parent}:{environment['PATH']}"},
         stdout=subprocess.PIPE,
@@ -58,11 +60,16 @@ def launch(program: str, arguments: Sequence[str], environment: dict[str, str], 
 
 def main() -> None:
     """Do all runs of the file named last on the command line."""
+    from hf_integration.host_only import keep_to_the_host, wants_host_only
+
+    runs = json.loads(Path(sys.argv[-1]).read_text(encoding="utf-8"))
+    if all(wants_host_only(arguments) for arguments in runs):
+        keep_to_the_host()
     from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
     from hf_integration.job import leave_process_group, run
 
-    for arguments in json.loads(Path(sys.argv[-1]).read_text(encoding="utf-8")):
+    for arguments in runs:
         run(arguments)
         # transformers keeps the last configuration; a run without ZeRO-3 must not see one with it.
         unset_hf_deepspeed_config()

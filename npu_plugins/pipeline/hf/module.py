@@ -52,7 +52,7 @@ class SplitModel(PipelineModule):
         self.config = skeleton.config
         self.model_class = type(skeleton)
         self._source = source
-        specs = _specs(skeleton, family)
+        specs = layer_specs(skeleton, family)
         self._skeleton = [skeleton]  # in a list, so that it is no part of this module
         super().__init__(specs, loss_fn=CausalLoss(skeleton.loss_function, self.config), **options)
         del self._source
@@ -138,7 +138,7 @@ class SplitModel(PipelineModule):
         return any(isinstance(layer, DecoderLayer) for layer in funcs)
 
 
-def _specs(skeleton: Any, family: Family) -> list[LayerSpec]:
+def layer_specs(skeleton: Any, family: Family) -> list[LayerSpec]:
     """Cut the model into layers: embedding, learned positions, each decoder layer, norm, head."""
     base = getattr(skeleton, family.base)
     embedding, head = getattr(base, family.embedding), getattr(skeleton, family.head)
