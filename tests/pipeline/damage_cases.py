@@ -123,8 +123,12 @@ def cut_off(backend: str, directory: str) -> None:
         with pytest.raises(CheckpointError, match=rf"rank {rank}: OSError: .*No space left on device"):
             engine.save_checkpoint(directory, tag="last")
         engine.checkpoint_engine.save = save
+        assert not list(Path(directory).glob(".*")), "what was half written is gone"
         loads(engine, directory, good)
         go_on(case, engine, range(1, 2))
+    if dist.get_rank() == 0:  # what a killed process leaves
+        Path(directory, ".first.saving").mkdir()
+    dist.barrier()
     engine.save_checkpoint(directory, tag="last")
     latest = states_of(engine)
     disturb(engine)
@@ -154,6 +158,12 @@ def refused(backend: str, directory: str) -> None:
     engine = engine_at(case, Layout(2), backend)
     go_on(case, engine, range(1))
     assert engine.load_checkpoint(directory) == (None, None)
+    for words, wanted in (
+        ("write files in ways of their own", {"writer": {"type": "PYTHON"}}),
+        ("read each other's files", {"use_node_local_storage": True}),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            engine_at(replace(case, extra=(("checkpoint", wanted),)), Layout(2), backend)
     with pytest.raises(CheckpointError, match="holds more than tensors.*Evil|mkdir.*add_safe_globals"):
         engine.save_checkpoint(directory, tag="evil", client_state={"note": Evil(directory)})
     with pytest.raises(CheckpointError, match="the ranks save under different tags, at0, at1"):

@@ -358,7 +358,7 @@ def to_stock(backend: str, case: Case, directory: str) -> None:
 
 
 def seeds_and_rates(backend: str, directory: str) -> None:
-    """Dropout under seed_layers, and the learning rate's schedule, go on as if nothing had happened."""
+    """Dropout under seed_layers and the learning rate's schedule go on, from files of the older format."""
     pipeline = {"partition": "uniform", "seed_layers": True}
     rates = {"warmup_num_steps": 8, "warmup_max_lr": 0.01, "warmup_type": "linear"}
 
@@ -366,6 +366,7 @@ def seeds_and_rates(backend: str, directory: str) -> None:
         extra = {
             "pipeline": {**pipeline, "schedule": schedule},
             "scheduler": {"type": "WarmupLR", "params": rates},
+            "checkpoint": {"checkpoint_serialization": False},
         }
         case = Case(schedule, tied=True, dropout=0.3, extra=tuple(extra.items()))
         return engine_at(case, Layout(stages, schedule), backend)

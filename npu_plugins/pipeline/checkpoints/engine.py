@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+from deepspeed.runtime.model_checkpointing.constants import CHECKPOINT_WRITER
 
 from npu_plugins.checkpoint.errors import CheckpointError
 from npu_plugins.pipeline.checkpoints import saving
@@ -30,21 +30,22 @@ class EngineCheckpoints:
     global_steps: int
     global_rank: int
     _config: Any
+    checkpoint_engine: Any
 
     def _configure_checkpointing(self) -> None:
-        super()._configure_checkpointing()  # type: ignore[misc]
-        engine: Any = self.checkpoint_engine
-        if type(engine) is not TorchCheckpointEngine:
+        wanted = self._config.checkpoint_config[CHECKPOINT_WRITER]
+        if wanted is not None or self._config.datastates_config.enabled:
             raise CheckpointError(
-                f"the configuration asks for {type(engine).__name__}, whose files a pipeline cannot save "
-                "whole or not at all; leave checkpoint.writer and datastates out"
+                "checkpoint.writer and datastates_ckpt write files in ways of their own, which need not be "
+                "whole when latest names them; leave them out, the pipeline engine waits for its files"
             )
-        self.checkpoint_engine: Any = DurableFiles(self._config)
         if self.use_node_local_storage():  # type: ignore[attr-defined]
             raise CheckpointError(
-                "use_node_local_storage is true, but the ranks of a pipeline read each other's files when it "
-                "is loaded at another layout; leave it out and save to a file system that all nodes share"
+                "checkpoint.use_node_local_storage is true, but the ranks of a pipeline read each other's "
+                "files at another layout; leave it out and save to a file system that all nodes share"
             )
+        super()._configure_checkpointing()  # type: ignore[misc]
+        self.checkpoint_engine = DurableFiles(self._config)
 
     def train_batch(self, data_iter: Any = None) -> Any:
         """Train one batch; one that fails leaves the layers' seeds as they were.

@@ -50,8 +50,14 @@ def save(
     _same_tag(engine, tag)
     together(control, lambda: _make_room(staging) if engine.global_rank == 0 else None)
     below = staging.relative_to(save_dir).as_posix()
-    together(control, lambda: _write(engine, save_dir, below, client_state, frozen))
-    together(control, lambda: _publish(staging, directory) if engine.global_rank == 0 else None)
+    try:
+        together(control, lambda: _write(engine, save_dir, below, client_state, frozen))
+        together(control, lambda: _publish(staging, directory) if engine.global_rank == 0 else None)
+    except CheckpointError:
+        if engine.global_rank == 0:  # nobody writes any more; half a checkpoint only fills the disk
+            shutil.rmtree(staging, ignore_errors=True)
+        control.worst(0)
+        raise
     if latest:
         together(control, lambda: write_text(save_dir / "latest", tag) if engine.global_rank == 0 else None)
 
@@ -80,8 +86,8 @@ def _same_tag(engine: Any, tag: str) -> None:
 
 
 def _make_room(staging: Path) -> None:
-    if staging.exists():  # of a save that was cut off
-        shutil.rmtree(staging)
+    for left in staging.parent.glob(".*.saving"):  # by a process that died
+        shutil.rmtree(left)
     staging.mkdir(parents=True)
 
 
