@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -104,21 +105,55 @@ def test_resumed_run_reads_what_the_first_did_not(start: Path, reference: Path, 
     assert logged(tmp_path, "loss") == logged(reference, "loss")[9:]
 
 
-def test_two_replicas_train_as_one_process(start: Path, reference: Path, tmp_path: Path) -> None:
-    """Also at the ends of the epochs, where one replica has three samples fewer than the other."""
+# Runs of two ranks on the CPU, each with the flags of the run of one process that it is to equal.
+PACKED = ["--packing", "best_fit", "--block_size", "128", "--per_device_train_batch_size", "2"]
+PACKED += ["--gradient_accumulation_steps", "2"]
+DIVIDED = {
+    "two replicas": ["--per_device_train_batch_size", "2"],
+    "tp 2, packed": [*PACKED, "--tensor_model_parallel_size", "2"],
+    "pp 2, packed": [*PACKED, "--pipeline_model_parallel_size", "2"],
+    "pp 2": ["--per_device_train_batch_size", "4", "--pipeline_model_parallel_size", "2"],
+}
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs of DIVIDED, one launch; each has a folder with its name."""
+    folder = tmp_path_factory.mktemp("divided")
+    runs = [command(start, folder / name, *flags) for name, flags in DIVIDED.items()]
+    (folder / "runs.json").write_text(json.dumps(runs), encoding="utf-8")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    argv = command(start, tmp_path, "--per_device_train_batch_size", "2")
     done = subprocess.run(
-        [*torchrun, "--master_port", "29684", "hf_integration/train.py", *argv],
+        [*torchrun, "--master_port", "29684", "tests/hf_integration/runs.py", str(folder / "runs.json")],
         cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=200,
+        timeout=900,
     )
     assert done.returncode == 0, done.stdout[-4000:]
-    assert logged(tmp_path, "loss") == pytest.approx(logged(reference, "loss"), rel=1e-5)
-    assert logged(tmp_path, "grad_norm") == pytest.approx(logged(reference, "grad_norm"), rel=1e-4)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packed_reference(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A packed run of one process."""
+    folder = tmp_path_factory.mktemp("packed")
+    assert main(command(start, folder, *PACKED)) == 0
+    return folder
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_two_ranks_train_as_one_process(
+    on_two_ranks: Path, reference: Path, packed_reference: Path, name: str
+) -> None:
+    """Also at the ends of the epochs, where the last batch is not full and one replica has less of it."""
+    expected = packed_reference if "packed" in name else reference
+    losses = logged(on_two_ranks / name, "loss")
+    assert losses == pytest.approx(logged(expected, "loss"), rel=1e-5)
+    norms = logged(on_two_ranks / name, "grad_norm")
+    assert norms == pytest.approx(logged(expected, "grad_norm"), rel=1e-4)
 
 
 @pytest.mark.parametrize("packing", ["sequential", "best_fit"])
