@@ -36,6 +36,8 @@ class Block(nn.Module):
             self.norm = nn.LayerNorm(WIDTH)
             self.up = nn.Linear(WIDTH, 2 * WIDTH)
             self.down = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+            # Not 0: of such a parameter AdamW's steps are all there is, and rounding decides their signs.
+            nn.init.normal_(self.norm.bias, std=0.25)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
