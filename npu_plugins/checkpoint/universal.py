@@ -18,6 +18,7 @@ from deepspeed.checkpoint.constants import (
     OPTIMIZER_STATE_DICT,
     PARAM,
     PARAM_GROUPS,
+    PARAM_SHAPES,
     UNIVERSAL_CHECKPOINT_INFO,
     UNIVERSAL_CHECKPOINT_VERSION_KEY,
     UNIVERSAL_CHECKPOINT_VERSION_VALUE,
@@ -57,12 +58,14 @@ class UniversalSource:
             raise CheckpointError(
                 f"{directory / 'zero'} holds no weights ({WEIGHT}); copy the whole checkpoint"
             )
+        self._states = _first_states(directory)
+        groups = self._states.get(PARAM_SHAPES) or []
+        self._shapes = {name: tuple(shape) for group in groups for name, shape in group.items()}
         self._folders = {path.relative_to(directory / "zero").as_posix(): path for path in folders}
         self.tensors = {}
-        for name, folder in self._folders.items():
-            weight = _tensor(folder / WEIGHT)
+        for name in self._folders:
+            weight = self.read(name)
             self.tensors[name] = TensorInfo(weight.dtype, tuple(weight.shape))
-        self._states = _first_states(directory)
 
     @property
     def optimizer(self) -> OptimizerState | None:
@@ -85,12 +88,20 @@ class UniversalSource:
 
     def read(self, name: str) -> torch.Tensor:
         """Return a master weight."""
-        return _tensor(self._folders[name] / WEIGHT)
+        return self._shaped(name, _tensor(self._folders[name] / WEIGHT))
 
     def moments(self, name: str) -> Mapping[str, torch.Tensor]:
         """Return the optimizer's tensors for a parameter."""
         files = sorted(self._folders[name].glob("*.pt"))
-        return {file.stem: _tensor(file) for file in files if file.name not in (WEIGHT, "step.pt")}
+        tensors = {file.stem: _tensor(file) for file in files if file.name not in (WEIGHT, "step.pt")}
+        return {key: self._shaped(name, value) for key, value in tensors.items()}
+
+    def _shaped(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Return a tensor in its parameter's shape, which `ds_to_universal.py` drops at stage 3."""
+        shape = self._shapes.get(name)
+        if shape is None or value.dim() != 1 or value.numel() != torch.Size(shape).numel():
+            return value
+        return value.view(shape)
 
 
 def counters_of(states: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,7 +202,7 @@ def _tensor(file: Path) -> torch.Tensor:
     value = held.get(PARAM) if isinstance(held, Mapping) else held
     if not isinstance(value, torch.Tensor):
         raise CheckpointError(f"{file} holds no tensor under {PARAM!r}; copy or convert the checkpoint again")
-    return value
+    return value.detach()
 
 
 def _first_states(directory: Path) -> Mapping[str, Any]:

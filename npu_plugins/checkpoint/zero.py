@@ -157,10 +157,9 @@ class ZeroFiles:
         state = self.ranks[piece.rank]
         if key is not None:
             whole = self.inner(piece.rank)[piece.group][key]
-            return whole.view(-1).narrow(0, piece.start, piece.length)
-        if not self.stage3:
-            return state[SINGLE_PARTITION_OF_FP32_GROUPS][piece.group].narrow(0, piece.start, piece.length)
-        return state[FP32_FLAT_GROUPS][piece.group].narrow(0, piece.start, piece.length)
+        else:
+            whole = state[FP32_FLAT_GROUPS if self.stage3 else SINGLE_PARTITION_OF_FP32_GROUPS][piece.group]
+        return whole.detach().view(-1).narrow(0, piece.start, piece.length)
 
     def inner(self, rank: int) -> Mapping[int, Mapping[str, Any]]:
         """Return a rank's optimizer state by group; {} if it was saved without."""
