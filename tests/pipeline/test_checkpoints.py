@@ -42,9 +42,10 @@ def test_universal(four: Ranks, tmp_path: Path) -> None:
 def test_master_weights(two: Ranks, tmp_path: Path) -> None:
     """Half precision with fp32 master weights: with ZeRO and without, on the host, in a universal folder."""
     case = Case(tied=True, clip=0.3, precision="bf16")
-    ways = [(Layout(2), Layout(1, zero=1)), (Layout(1, zero=1, offload=True), Layout(2, "zb-v"))]
+    ways = [(Layout(2), Layout(1, zero=1))]
     if two.backend == "gloo":
         ways += [
+            (Layout(1, zero=1, offload=True), Layout(2, "zb-v")),
             (Layout(2, zero=1), Layout(1, zero=1, universal=True)),
             (Layout(2), Layout(1, precision="fp32")),
             (Layout(1, precision="fp32"), Layout(2, zero=1)),
