@@ -60,14 +60,18 @@ class CausalLMTrainer(NpuTrainer):
         """Return the loader of this replica's batches.
 
         Raises:
-            TrainingInputError: a replica has no sample in the last batch of an epoch, and the model divides
-                its loss by their number.
+            TrainingInputError: a replica has no sample in the last batch of an epoch, and its loss is divided
+                by their number.
         """
         loader = replica_loader(self.args, self.train_dataset, self.data_collator, self.replica)
-        if loader.batch_sampler.leaves_one_empty and not self.model_accepts_loss_kwargs:
+        over_all = self.model_accepts_loss_kwargs and self.args.average_tokens_across_devices
+        if loader.batch_sampler.leaves_one_empty and not over_all:
+            reason = "--average_tokens_across_devices is false"
+            if not self.model_accepts_loss_kwargs:
+                reason = f"{type(self.model).__name__} takes no num_items_in_batch"
             raise TrainingInputError(
-                f"{type(self.model).__name__} averages each batch by itself, and of {self.replica.size} "
-                "replicas one would have no sample in the last of an epoch; give --dataloader_drop_last"
+                f"each replica averages its loss by itself, since {reason}, and of {self.replica.size} one "
+                "would have no sample in the last batch of an epoch; give --dataloader_drop_last"
             )
         return loader
 

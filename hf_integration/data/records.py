@@ -46,18 +46,18 @@ def parse_record(line: str, text_column: str) -> Conversation | Completion:
         raise TrainingInputError(f"holds a {type(record).__name__}, not an object; write one record a line")
     # A field that is null counts as absent: writers of tables fill up with it.
     fields = {name for name, value in record.items() if value is not None}
-    kinds = [name for name in ("messages", "prompt", text_column) if name in fields]
+    kinds = [name for name in dict.fromkeys(("messages", "prompt", text_column)) if name in fields]
     if len(kinds) != 1:
         found = f"both {' and '.join(kinds)}" if kinds else f"only {', '.join(record) or 'nothing'}"
         raise TrainingInputError(
             f'has {found}; a record has one of "messages", "prompt" with "completion", or the field that '
             f"--text_column names ({text_column!r})"
         )
+    if kinds == [text_column]:
+        return Completion("", text_of(record, text_column))
     if kinds == ["messages"]:
         return conversation(record["messages"], record.get("tools"))
-    if kinds == ["prompt"]:
-        return Completion(text_of(record, "prompt"), text_of(record, "completion"))
-    return Completion("", text_of(record, text_column))
+    return Completion(text_of(record, "prompt"), text_of(record, "completion"))
 
 
 def text_of(record: dict[str, Any], name: str) -> str:

@@ -49,8 +49,12 @@ def test_an_empty_share_is_refused_where_it_would_have_no_loss(tmp_path: Path) -
     trainer = make(OneOfTwo, tmp_path)
     *_, last = trainer.get_train_dataloader()
     assert set(last["labels"].flatten().tolist()) == {-100}
+    trainer.args.average_tokens_across_devices = False
+    with pytest.raises(TrainingInputError, match="since --average_tokens_across_devices is false, and of 2"):
+        trainer.get_train_dataloader()
+    trainer.args.average_tokens_across_devices = True
     trainer.model_accepts_loss_kwargs = False
-    with pytest.raises(TrainingInputError, match="LlamaForCausalLM averages each batch by itself, and of 2"):
+    with pytest.raises(TrainingInputError, match="since LlamaForCausalLM takes no num_items_in_batch"):
         trainer.get_train_dataloader()
     trainer.args.dataloader_drop_last = True
     assert len(trainer.get_train_dataloader()) == 2

@@ -54,6 +54,10 @@ def test_others_are_refused(line: str, message: str) -> None:
         parse_record(line, "body")
 
 
+def test_text_column_goes_before_the_names_of_other_kinds() -> None:
+    assert parse_record('{"prompt": "a", "other": "b"}', "prompt") == Completion("", "a")
+
+
 def test_long_values_are_shortened_in_messages() -> None:
     with pytest.raises(TrainingInputError) as caught:
         parse_record(json.dumps({"messages": "x" * 500}), "text")
