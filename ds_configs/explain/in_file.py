@@ -11,6 +11,7 @@ from ds_configs.errors import DsConfigError
 from ds_configs.explain.explanation import Explanation, explanation_of
 from ds_configs.explain.facts import kind_of
 from ds_configs.explain.lookup import likely_keys
+from ds_configs.pipeline_section import OWN, faults
 from ds_configs.schema import LATEST, Json, Key, Schema, load_schema
 from ds_configs.schema.document import PICKED
 from ds_configs.schema.key import shown
@@ -62,6 +63,10 @@ def _unknown(schema: Schema, path: KeyPath, document: Mapping[str, Json], refuse
     name = ".".join(path)
     if path[:-1] in schema.variants:
         notes = _unknown_parameter(schema, path, document)
+    elif len(path) == 2 and path[0] == "pipeline" and path[1] in OWN:
+        notes = ["npu_plugins' pipeline engine reads it; DeepSpeed's ignores it without a word."]
+        fault = faults(document["pipeline"]).get(path[1])
+        notes += [f"npu_plugins' engine refuses it: {fault.reason}; {fault.mend}."] if fault else []
     else:
         what = "refuses it" if refused else "ignores it without a word"
         notes = [f"DeepSpeed {schema.version} knows no such key and {what}."]

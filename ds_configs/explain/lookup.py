@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from ds_configs.errors import DsConfigError
+from ds_configs.pipeline_section import OWN
 from ds_configs.schema import VERSIONS, Key, Schema, load_schema
 from ds_configs.schema.key import spelt
 
@@ -35,6 +36,11 @@ def find_key(schema: Schema, wanted: str) -> Key:
         return firsts[0]
     if firsts:
         raise DsConfigError(f"{len(firsts)} keys are called {name}: name one of {_names(firsts)}")
+    if name.removeprefix("pipeline.") in OWN:
+        raise DsConfigError(
+            f"DeepSpeed {schema.version} has no key {name}: npu_plugins' pipeline engine reads it in the "
+            "section pipeline, as its README says; `ds-config lint` checks its value"
+        )
     raise DsConfigError(f"{_unknown(schema, name)}{_likely(schema, name)}")
 
 

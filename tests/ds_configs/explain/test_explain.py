@@ -103,6 +103,20 @@ def test_defaults_are_of_the_version_asked_for() -> None:
     assert old.history == "Other versions: default 1.0 in 0.19.8."
 
 
+@pytest.mark.parametrize("name", ["pipeline.schedule", "virtual_stages"])
+def test_a_key_of_npu_plugins_own_is_not_taken_for_a_slip(name: str) -> None:
+    with pytest.raises(DsConfigError, match=f"has no key {name}: npu_plugins' pipeline engine reads it"):
+        explain_key(name)
+
+
+def test_a_block_for_npu_plugins_engine_is_explained_as_it_reads_it() -> None:
+    text = '{"pipeline": {"schedule": "zb-v", "virtual_stages": 3, "recomputing": 1}}'
+    notes = notes_of(explain_document(parse_document(text, "ds.json")))
+    assert notes["pipeline.schedule"].startswith("npu_plugins' pipeline engine reads it")
+    assert "refuses it: schedule zb-v has 2 stages on each rank, not 3" in notes["pipeline.virtual_stages"]
+    assert "knows no such key" in notes["pipeline.recomputing"]
+
+
 def test_a_key_of_another_version_says_which() -> None:
     with pytest.raises(
         DsConfigError, match="DeepSpeed 0.16.9 has no key expert_parallel.enabled; 0.19.8 have it"
