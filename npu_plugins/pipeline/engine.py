@@ -24,6 +24,7 @@ from npu_plugins.pipeline.gradients import (
     fold_gradients,
     gradient_of,
     own_clipping,
+    restart_step_counts,
     scale_loss,
 )
 from npu_plugins.pipeline.losses import TOTAL, LossSum, split_loss
@@ -65,6 +66,7 @@ class PipelineEngine(EngineCheckpoints, DeepSpeedPipelineEngine):
         self._batches: list[batches.MicroBatch] = []
         self._group = self.mesh.group("pp")
         own_clipping(self)
+        restart_step_counts(self)
         self._last_rank = module.placement.rank_of[-1]
         self.roll_call = RollCall(self.control, self.control.timeout.total_seconds(), self._name_of)
         self._ready = True

@@ -19,7 +19,7 @@ def check_settings(settings: PipelineConfig, module: PipelineModule, config: Any
         config: DeepSpeed's `DeepSpeedConfig`.
 
     Raises:
-        PipelineError: they disagree, or ZeRO's stage or overlap_comm does not go with a pipeline.
+        PipelineError: they disagree, or ZeRO's stage, overlap_comm or AutoTP does not go with a pipeline.
         ScheduleError: the schedule does not exist for so many micro-batches.
     """
     zero = config.zero_config
@@ -35,6 +35,12 @@ def check_settings(settings: PipelineConfig, module: PipelineModule, config: Any
             "zero_optimization.overlap_comm is true with a pipeline: it reduces gradients in hooks that "
             "fire before "
             'the last micro-batch, and not for deferred weight gradients; set "overlap_comm": false'
+        )
+    autotp = getattr(config.tensor_parallel_config, "autotp_size", 0)
+    if autotp > 1:
+        raise PipelineError(
+            f"tensor_parallel.autotp_size is {autotp} with a pipeline: AutoTP divides layers that it finds "
+            "in a whole Hugging Face model; leave it out, and give split_model a mesh with tp"
         )
     given = {
         "stages": (settings.stages, module.num_stages, "num_stages"),

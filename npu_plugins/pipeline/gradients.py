@@ -27,6 +27,24 @@ def fold_gradients(engine: Any) -> None:
         optimizer.backward_epilogue()
 
 
+def complete_gradients(engine: Any) -> bool:
+    """Make the gradients what a reduction over one replica would, if that is all there is to do.
+
+    DeepSpeed copies all gradients into a bucket and back for it, which takes as long as the optimizer's step.
+
+    Returns:
+        Whether they are complete. False: there are several replicas, or the optimizer has buffers of its own,
+        and DeepSpeed has to reduce.
+    """
+    own_buffers = engine.zero_optimization() or engine.using_bf16_optimizer or engine.has_moe_layers
+    if own_buffers or engine.mesh.size("dp") > 1:
+        return False
+    for parameter in engine.module.parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)  # as on several replicas, for weight decay
+    return True
+
+
 def gradient_of(engine: Any, parameter: torch.Tensor) -> torch.Tensor:
     """Return the tensor in which the optimizer keeps a parameter's gradient; zeros where there was none."""
     optimizer = engine.optimizer
@@ -75,3 +93,20 @@ def clip_scaled_gradients(engine: Any) -> torch.Tensor | None:
     scale = engine.optimizer.loss_scale
     limit = engine.gradient_clipping() * scale or float("inf")
     return clip_grad_norm_(engine.module.parameters(), limit, engine.mesh) / scale
+
+
+def restart_step_counts(engine: Any) -> None:
+    """Let Adam's first step be its first, under the fp16 optimizers without ZeRO.
+
+    Those of DeepSpeed 0.19.8 allocate its state by a step of zeros, which Adam counts: its first update would
+    come out a quarter too small. Valid before any update only.
+    """
+    optimizer = engine.optimizer
+    if not engine.fp16_enabled() or isinstance(optimizer, ZeROOptimizer):
+        return
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    for holder in [*optimizer.state.values(), *optimizer.param_groups]:
+        if "step" in holder:
+            count = holder["step"]
+            holder["step"] = torch.zeros_like(count) if isinstance(count, torch.Tensor) else 0

@@ -7,6 +7,9 @@ answers for DeepSpeed's in all other ways. No class of DeepSpeed's is changed.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,11 +26,36 @@ def initialize(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any, Any]:
 
     Returns:
         (engine, optimizer, training dataloader, learning-rate scheduler).
+
+    Raises:
+        PipelineError: the configuration asks for stages, but the model has none; DeepSpeed 0.19.8 trains it
+            without them and says nothing.
     """
     import deepspeed
 
     install(deepspeed)
+    given = inspect.signature(deepspeed.initialize).bind_partial(*args, **kwargs).arguments
+    config = given.get("config") or getattr(given.get("args"), "deepspeed_config", None)
+    _check_model(given.get("model"), given.get("config_params") or config)
     return deepspeed.initialize(*args, **kwargs)
+
+
+def _check_model(model: Any, config: Any) -> None:
+    from deepspeed.runtime.pipe.module import PipelineModule
+
+    from npu_plugins.pipeline.config import PipelineConfig
+    from npu_plugins.pipeline.errors import PipelineError
+
+    readable = isinstance(config, Mapping) or (isinstance(config, (str, Path)) and Path(config).is_file())
+    if not readable or isinstance(model, PipelineModule):
+        return  # DeepSpeed says what is wrong with another configuration
+    stages = PipelineConfig.from_ds_config(config).stages
+    if stages not in (None, 1):
+        raise PipelineError(
+            f"pipeline.stages is {stages} in the configuration, but a {type(model).__name__} is no "
+            "PipelineModule and would be trained whole on each rank; make one of layers, or of a Hugging "
+            "Face model with split_model, or leave the section out"
+        )
 
 
 def _chooser(stock: type) -> type:

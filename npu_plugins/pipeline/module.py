@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -105,6 +105,11 @@ class PipelineModule(DeepSpeedPipelineModule):
         self.micro_offset = 0
         self._set_ranks(same_stages(num_stages, settings.stages), topology, mesh)
         method = settings.partition if "partition" in given else partition_method
+        if not isinstance(layers, Iterable):
+            raise PipelineError(
+                f"layers is a {type(layers).__name__}, which is no list; give the model's layers in order, "
+                "or a Hugging Face model to split_model"
+            )
         self._layer_specs = list(layers)
         self._num_layers = len(self._layer_specs)
         self._cut(method, sample_input)

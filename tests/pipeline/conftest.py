@@ -52,3 +52,9 @@ def two_cpus(rank_pool: RankPool) -> Iterator[Ranks]:
 def four(rank_pool: RankPool) -> Iterator[Ranks]:
     """Four ranks on CPUs."""
     yield from kept(rank_pool, 4, "gloo")
+
+
+@pytest.fixture(scope="module")
+def two_npus(rank_pool: RankPool) -> Iterator[Ranks]:
+    """Two ranks on NPUs."""
+    yield from kept(rank_pool, 2, "hccl")

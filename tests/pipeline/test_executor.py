@@ -50,7 +50,7 @@ def make_job(stages: dict[int, nn.Module]) -> Job:
 
 
 def run_rank(
-    schedule: Schedule, rank: int, hub: Hub, steps: int = 1, any_order: bool = False
+    schedule: Schedule, rank: int, hub: Hub, steps: int = 1, any_order: bool = False, transport: Any = None
 ) -> tuple[Executor, dict[int, nn.Module]]:
     """Run a schedule on one of the threads."""
     with hub.changed:  # all threads draw from one generator
@@ -58,7 +58,7 @@ def run_rank(
     store = WeightGradients()
     defer_weight_gradients(stages.values(), store)
     control: Any = LocalControl(hub, rank)
-    transport: Any = LocalTransport(hub, rank, any_order)
+    transport = transport or LocalTransport(hub, rank, any_order)
     executor = Executor(rank, transport, control, CPU, store)
     digests = [micro_batch % 3 for micro_batch in range(schedule.micro_batches)]
     for _ in range(steps):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
@@ -10,8 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.harness.pool import RankPool
-from tests.pipeline.conftest import Ranks, kept
+from tests.pipeline.conftest import Ranks
 from tests.pipeline.models import Case, Record, train_whole
 from tests.pipeline.running import compare, train
 
@@ -87,12 +85,6 @@ def run(ranks: Ranks, case: Case, stages: int | None = None) -> None:
 def test_grid(request: pytest.FixtureRequest, row: Row, schedule: str) -> None:
     ranks: Any = request.getfixturevalue({2: "two_cpus", 4: "four"}[row.ranks])
     run(ranks, row.case(schedule))
-
-
-@pytest.fixture(scope="module")
-def two_npus(rank_pool: RankPool) -> Iterator[Ranks]:
-    """Two ranks on NPUs."""
-    yield from kept(rank_pool, 2, "hccl")
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
