@@ -21,6 +21,7 @@ from npu_plugins.pipeline.errors import StageError
 from npu_plugins.pipeline.executor import Executor, Failure, Job, gradients_enabled
 from npu_plugins.pipeline.gradients import (
     clip_scaled_gradients,
+    complete_gradients,
     fold_gradients,
     gradient_of,
     own_clipping,
@@ -34,6 +35,7 @@ from npu_plugins.pipeline.roll_call import RollCall
 from npu_plugins.pipeline.same_batches import differing, explain, fingerprints
 from npu_plugins.pipeline.schedules import Schedule, add_communication
 from npu_plugins.pipeline.schedules.evaluation import evaluation
+from npu_plugins.pipeline.schedules.joined import join_first_stage
 from npu_plugins.pipeline.schedules.registry import build_schedule
 from npu_plugins.pipeline.split import defer_weight_gradients
 from npu_plugins.pipeline.tied import reduce_tied_gradients
@@ -72,7 +74,8 @@ class PipelineEngine(EngineCheckpoints, DeepSpeedPipelineEngine):
         self._ready = True
         self._note_layout()
         self.store = WeightGradients()
-        defer_weight_gradients([module], self.store)
+        if self._train_schedule().splits_backward:
+            defer_weight_gradients([module], self.store)
         self.executor = Executor(
             self.mesh.rank("pp"),
             Transport(self._group, self.mesh.device),
@@ -145,7 +148,7 @@ class PipelineEngine(EngineCheckpoints, DeepSpeedPipelineEngine):
                 )
             else:
                 compute = evaluation(module.placement, micro_batches)
-            self._schedules[key] = add_communication(compute)
+            self._schedules[key] = add_communication(join_first_stage(compute))
         return self._schedules[key]
 
     def _exec_schedule(self, schedule: Schedule) -> None:
@@ -329,6 +332,10 @@ class PipelineEngine(EngineCheckpoints, DeepSpeedPipelineEngine):
         return mean
 
     # Optimizer
+
+    def _exec_reduce_grads(self) -> None:
+        if not complete_gradients(self):
+            super()._exec_reduce_grads()
 
     def clip_fp32_gradients(self) -> None:
         """Clip by the norm of all stages' gradients; DeepSpeed 0.19.8 counts the first stage's alone."""

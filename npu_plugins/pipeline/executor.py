@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from itertools import takewhile
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -118,7 +117,7 @@ class Executor:
                     run.exchange(step)
                     continue
                 if self.transport.matches_in_any_order:
-                    run.receive_early(takewhile(_is_exchange, steps[place + 1 :]))
+                    run.receive_early(steps[place + 1 :])
                 run.compute(step)
             self.transport.finish()
             run.finish()
@@ -126,10 +125,6 @@ class Executor:
             raise error from (run.failure.error if run.failure else error.__cause__)
         self.most_in_flight = run.most_in_flight
         return run.failure
-
-
-def _is_exchange(step: Step) -> TypeGuard[Exchange]:
-    return isinstance(step, Exchange)
 
 
 class _Run:
@@ -282,11 +277,13 @@ class _Run:
                 self._describe(action)
         self._post(action for action in exchange.transfers if action not in self.early)
 
-    def receive_early(self, exchanges: Iterable[Exchange]) -> None:
-        """Post the receives of the exchanges that follow the next action, so that what is sent meanwhile need
-        not wait for the action's end; as far as it is known what comes."""
-        for exchange in exchanges:
-            for action in exchange.transfers:
+    def receive_early(self, following: Iterable[Step]) -> None:
+        """Post the receives that stand right behind the next action, so that what is sent meanwhile need not
+        wait for the action's end; as far as it is known what comes."""
+        for step in following:
+            if not isinstance(step, Exchange):
+                return
+            for action in step.transfers:
                 if action.kind not in RECEIVES:
                     continue
                 if self.failed or not self._is_known(action):
