@@ -192,9 +192,16 @@ def _write_states(source: Source, directory: Path) -> None:
 
 
 def _save(content: Any, file: Path) -> None:
-    if isinstance(content, dict):  # views would bring the whole storage they are a part of
-        content = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in content.items()}
+    if isinstance(content, dict):
+        content = {key: _alone(value) for key, value in content.items()}
     torch.save(content, file)
+
+
+def _alone(value: Any) -> Any:
+    """A view as a tensor of its own: torch.save writes all of the storage that a view is a part of."""
+    if isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() != value.nbytes:
+        return value.clone()
+    return value
 
 
 def _tensor(file: Path) -> torch.Tensor:

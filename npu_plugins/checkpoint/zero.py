@@ -82,6 +82,12 @@ class ZeroFiles:
                 f"{directory} was written by {len({mp for _, mp in models})} tensor-parallel ranks or "
                 "pipeline stages; load it into the job that wrote it and save the model from there (save_hf)"
             )
+        experts = sorted(name for name in names if "_expert_" in name or name.startswith("expp_rank_"))
+        if experts:
+            raise CheckpointError(
+                f"{directory} keeps experts in files of their own ({experts[0]}); save the model from the "
+                "job that wrote it"
+            )
         self.stage3 = models[0][0] is not None
         prefix = "zero_pp_rank_0_" if self.stage3 else ""
         self.states = read_torch(directory / f"{prefix}mp_rank_00_model_states.pt")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from npu_plugins.checkpoint import save_checkpoint
 from npu_plugins.checkpoint.files import INDEX_FILE
@@ -24,7 +24,7 @@ def hugging_face(directory: Path) -> Path:
     directory.mkdir(parents=True)
     one = {"model.embed.weight": torch.zeros(8, 4), "model.layers.0.weight": torch.ones(4, 4)}
     two = {"model.norm.weight": torch.ones(4), "lm_head.weight": torch.zeros(8, 4).bfloat16()}
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, tensors in enumerate((one, two), 1):
         file = f"model-{number:05d}-of-00002.safetensors"
         save_file(tensors, directory / file, {"format": "pt"})
@@ -70,6 +70,7 @@ def zero(directory: Path, ranks: int = 2) -> Path:
 
 def run(capsys: Captured, *arguments: Any) -> tuple[int, str, str]:
     """Run the command; returns status, output and errors."""
+    capsys.readouterr()  # what a fixture imported may have spoken
     status = main(["checkpoint", *map(str, arguments)])
     out, err = capsys.readouterr()
     return status, out, err
@@ -199,12 +200,62 @@ def test_converting_says_what_was_left_out(tmp_path: Path, capsys: Captured) -> 
     assert status == 0
     assert out.splitlines()[0] == "note: only weights are converted: the optimizer's state stays behind"
     assert "11 parameters" in out
-    from safetensors.torch import load_file
-
     held = load_file(tmp_path / "out" / "model.safetensors")
     assert torch.equal(held["w"], torch.arange(8.0).reshape(4, 2))
     assert torch.equal(held["table"], torch.arange(3))
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_without_zero_the_weights_are_the_models_own(tmp_path: Path, capsys: Captured) -> None:
+    directory = tmp_path / "run" / "tag"
+    directory.mkdir(parents=True)
+    weights = {"w": torch.randn(4, 2).bfloat16(), "head": torch.randn(3).bfloat16()}
+    states = {
+        "module": {**weights, "tied": weights["w"]},
+        "shared_params": {"tied": "w"},
+        "param_shapes": None,
+        "optimizer": {"state": {0: {"exp_avg": torch.zeros(4, 2)}}},
+        "dp_world_size": 2,
+        "mp_world_size": 1,
+    }
+    torch.save(states, directory / "mp_rank_00_model_states.pt")
+    (directory / "config.json").write_text("{}")
+    assert run(capsys, "verify", directory)[0] == 0
+    assert json.loads(run(capsys, "inspect", directory, "--json")[1])["layout"]["ZeRO stage"] == 0
+    assert run(capsys, "convert", directory, tmp_path / "out", "--to", "hf")[0] == 0
+    held = load_file(tmp_path / "out" / "model.safetensors")
+    assert held.keys() == weights.keys()
+    assert all(torch.equal(held[name], weights[name]) for name in held)
+    status, _, err = run(capsys, "convert", directory, tmp_path / "u", "--to", "universal")
+    assert status == 1
+    assert "by the place of a parameter, not by its name" in err
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (
+            "layer_0_expert_3_mp_rank_00_model_states.pt",
+            "keeps experts in files of their own (layer_0_expert_3",
+        ),
+        ("mp_rank_01_model_states.pt", "was written by 2 tensor-parallel ranks or pipeline stages"),
+        (
+            "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
+            "has 3 optimizer files of 2 ranks, from two saves",
+        ),
+    ],
+)
+def test_what_is_not_whole_in_one_place_is_refused(
+    tmp_path: Path, capsys: Captured, extra: str, message: str
+) -> None:
+    directory = zero(tmp_path / "run" / "global_step5")
+    (directory / "config.json").write_text("{}")
+    shutil.copyfile(directory / "mp_rank_00_model_states.pt", directory / extra)
+    status, _, err = run(capsys, "convert", directory, tmp_path / "out", "--to", "hf")
+    assert status == 1
+    assert message in err
+    assert run(capsys, "verify", directory)[0] == 1
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("file", ["mp_rank_00_model_states.pt", "zero_pp_rank_1_mp_rank_00_optim_states.pt"])
