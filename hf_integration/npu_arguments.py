@@ -17,6 +17,8 @@ from hf_integration.errors import TrainingInputError
 from hf_integration.parallel_settings import ParallelFlags, ParallelSettings, parallel_settings
 from hf_integration.unsupported import check_arguments
 
+USE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
+
 
 @dataclass
 class NpuTrainingArguments(TrainingArguments):
@@ -73,9 +75,11 @@ class NpuTrainingArguments(TrainingArguments):
         self.parallel_config: ParallelConfig = self.parallel.degrees(self.ranks_of_job())
         # Of a divided model accelerate is not to know DeepSpeed: it would count every rank as a replica.
         hidden = divides or self.dry_run
-        self.use_cpu: bool = self.use_cpu or self.dry_run  # type: ignore[has-type]
+        self.use_cpu: bool = self.use_cpu or self.dry_run
         require_device(use_cpu=self.use_cpu, deepspeed=bool(given or self.parallel.config) and not hidden)
         self.deepspeed = None if hidden else self.parallel.config or given
+        if hidden:
+            hide_deepspeed_from_accelerate()
         super().__post_init__()
         self.deepspeed = given if hidden else self.deepspeed
         if divides:
@@ -104,6 +108,23 @@ class NpuTrainingArguments(TrainingArguments):
     def place_model_on_device(self) -> bool | None:
         """Whether the Trainer moves the whole model to the device; not where a rank holds a part of it."""
         return False if self.parallel.divides else super().place_model_on_device
+
+
+def hide_deepspeed_from_accelerate() -> None:
+    """Take back the mark that an engine made earlier in this process by accelerate has left behind.
+
+    accelerate 1.15 sets the variable with every engine and never again looks at who did.
+
+    Raises:
+        TrainingInputError: `accelerate launch` has set it, whose DeepSpeed settings would be passed over.
+    """
+    asked = [name for name in os.environ if name.startswith("ACCELERATE_DEEPSPEED_")]
+    if asked and os.environ.get(USE_DEEPSPEED, "false").lower() == "true":
+        raise TrainingInputError(
+            f"accelerate launch has set {asked[0]}, but a divided model gets its engine from the Trainer's "
+            "own arguments; launch without DeepSpeed in accelerate's configuration, and give --deepspeed FILE"
+        )
+    os.environ.pop(USE_DEEPSPEED, None)
 
 
 def _whole_number(text: str | int | None) -> str | int | None:

@@ -82,6 +82,14 @@ class Run:
     flags: dict[str, Any] = field(default_factory=dict)
     trainer: dict[str, Any] = field(default_factory=dict)
     """More arguments of the trainer."""
+    kind: type | None = None
+    """Class of the trainer; by default `NpuTrainer`."""
+    degrees_by_flag: bool = True
+    """Whether tp and pp are flags; else the configuration gives them."""
+    weights: str | None = None
+    """Directory with the weights of a model that is built on the meta device."""
+    trains: bool = True
+    """Whether it trains at all."""
     stop_at: int | None = None
     """Step after which training stops, as if it had been interrupted."""
     resume: str | None = None
@@ -93,18 +101,13 @@ class Run:
         """Return the same run at these degrees."""
         return replace(self, tp=tp, pp=pp, dp=dp)
 
-    @property
-    def divides(self) -> bool:
-        """Whether it needs `NpuTrainer`."""
-        return self.tp * self.pp * self.dp > 1
-
     def arguments(self, folder: Path, use_cpu: bool) -> Any:
         """Return the arguments of the trainer."""
         from hf_integration.npu_arguments import NpuTrainingArguments
 
         degrees: dict[str, Any] = {
-            "tensor_model_parallel_size": self.tp,
-            "pipeline_model_parallel_size": self.pp,
+            "tensor_model_parallel_size": self.tp if self.degrees_by_flag else None,
+            "pipeline_model_parallel_size": self.pp if self.degrees_by_flag else None,
         }
         usual: dict[str, Any] = {
             "per_device_train_batch_size": 2,
@@ -153,16 +156,19 @@ def train(run: Run, folder: Path, use_cpu: bool = True) -> Record:
     """Train in this process, which is one rank of the run or all of it."""
     from hf_integration.npu_trainer import NpuTrainer
 
-    trainer = NpuTrainer(
-        model=make_model(run.family),
-        args=run.arguments(folder, use_cpu),
-        train_dataset=Sentences(run.rows, seed=1),
-        eval_dataset=Sentences(11, seed=2),
-        **run.trainer,
-    )
+    options: dict[str, Any] = {
+        "args": run.arguments(folder, use_cpu),
+        "train_dataset": Sentences(run.rows, seed=1),
+        "eval_dataset": Sentences(11, seed=2),
+        "weights": run.weights,
+    }
+    with torch.device("cpu" if run.weights is None else "meta"):
+        options["model"] = make_model(run.family)
+    trainer = (run.kind or NpuTrainer)(**{**options, **run.trainer})
     if run.stop_at is not None:
         trainer.add_callback(StopAt(run.stop_at))
-    trainer.train(resume_from_checkpoint=run.resume)
+    if run.trains:
+        trainer.train(resume_from_checkpoint=run.resume)
     after = None if run.after is None else run.after(trainer)
     record = Record(trainer.state.log_history, after)
     if trainer.mesh is not None:

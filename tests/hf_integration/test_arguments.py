@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,16 @@ def test_stage_3_is_made_to_save_whole_weights_unless_the_file_forbids_it() -> N
 )
 def test_use_cpu_is_seen_before_anything_is_imported(argv: list[str], wanted: bool) -> None:
     assert wants_host_only(argv) is wanted
+
+
+def test_settings_of_accelerate_launch_are_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = [*CPU, "--dry_run", "--pipeline_model_parallel_size", "2", "--output_dir", str(tmp_path)]
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    parse_arguments(argv)  # an engine that was made before has left this behind
+    assert "ACCELERATE_USE_DEEPSPEED" not in os.environ
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
+    with pytest.raises(TrainingInputError, match="accelerate launch has set ACCELERATE_DEEPSPEED_ZERO_STAGE"):
+        parse_arguments(argv)
