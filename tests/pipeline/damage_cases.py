@@ -172,6 +172,8 @@ def refused(backend: str, directory: str) -> None:
         with pytest.raises(CheckpointError, match="is no name of a directory"):
             engine.save_checkpoint(directory, tag=tag)
     assert not Path(directory, "latest").exists(), "nothing was saved"
+    with pytest.raises(CheckpointError, match="round_robin_gradients is true with several replicas"):
+        engine_at(case, Layout(1, zero=1, options=(("round_robin_gradients", True),)), backend)
     engine.save_checkpoint(directory, tag="good")
     with pytest.raises(CheckpointError, match="nowhere is no checkpoint; of .* there are .*good"):
         engine.load_checkpoint(directory, tag="nowhere")
@@ -193,6 +195,21 @@ def refused(backend: str, directory: str) -> None:
     stock.save_checkpoint(directory, tag="stock")
     stock.destroy()
     told("by position, at pp 2 × tp 1; load it at that layout", case, Layout(1), "stock")
+
+
+def rounded_master_weights(backend: str, directory: str) -> None:
+    """ZeRO's load_from_fp32_weights false makes master weights of the model's own."""
+    case = Case(tied=True, precision="bf16")
+    at = Layout(2, zero=1, options=(("load_from_fp32_weights", False),))
+    engine = engine_at(case, at, backend)
+    go_on(case, engine, range(2))
+    engine.save_checkpoint(directory)
+    saved = states_of(engine)
+    engine.load_checkpoint(directory)
+    for name, held in states_of(engine).items():
+        assert torch.equal(held["fp32"], held["model"]) and torch.equal(held["model"], saved[name]["model"])
+        assert torch.equal(held["exp_avg"], saved[name]["exp_avg"])
+    engine.destroy()
 
 
 def parts_of_it(backend: str, directory: str) -> None:

@@ -48,7 +48,8 @@ class Layout:
     partition: Any = "uniform"
     zero: int = 0
     universal: bool = False
-    offload: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
+    """Of ZeRO."""
     precision: str | None = None
     """By default the case's."""
     tp: int = 1
@@ -64,8 +65,8 @@ def case_at(case: Case, at: Layout) -> Case:
     extra = dict(case.extra)
     if at.universal:
         extra["checkpoint"] = {"load_universal": True}
-    if at.offload:
-        extra["zero_optimization"] = {"stage": at.zero, "offload_optimizer": {"device": "cpu"}}
+    if at.options:
+        extra["zero_optimization"] = {"stage": at.zero, **dict(at.options)}
         extra["zero_force_ds_cpu_optimizer"] = False
     return replace(
         case,

@@ -106,6 +106,10 @@ def go_on(directory: str) -> None:
     assert names == [f"layer_{index:02d}-model_states.pt" for index in (0, 1, 3, 4, 5)]
     if dist.get_rank() == 0:
         convert(Path(directory, "odd"), Path(directory, "odd_universal"))
+    first.save_checkpoint(directory, tag="thin", exclude_frozen_parameters=True, save_latest=False)
+    with pytest.raises(CheckpointError, match=r"lacks \['frozen'\].*load_module_strict=False"):
+        first.load_checkpoint(directory, tag="thin")
+    first.load_checkpoint(directory, tag="thin", load_module_strict=False)
     first.destroy()
     for stages, universal in ((1, False), (2, False), (1, True)):
         second = engine_at(stages, universal=universal)

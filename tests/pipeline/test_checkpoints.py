@@ -12,6 +12,7 @@ from tests.pipeline.layout_cases import Layout
 from tests.pipeline.models import Case
 
 TIED = Case(tied=True, clip=0.3)
+ON_THE_HOST = (("offload_optimizer", {"device": "cpu"}),)
 
 
 @pytest.mark.parametrize(("schedule", "zero"), [("1f1b", 0), ("zb-h1", 1), ("zb-v", 0)])
@@ -23,7 +24,7 @@ def test_any_layout(four: Ranks, tmp_path: Path) -> None:
     """Stages, replicas, schedule, partition and ZeRO all change, each way."""
     ways = [
         (Layout(4), Layout(2, "zb-v")),
-        (Layout(2, "zb-v", zero=1), Layout(1, zero=1)),
+        (Layout(2, "zb-v", zero=1, options=(("elastic_checkpoint", True),)), Layout(1, zero=1)),
         (Layout(1, zero=1), Layout(4, partition=[1, 1, 3, 3])),
         (Layout(2, "interleaved", 2), Layout(4, zero=1)),
     ]
@@ -34,7 +35,7 @@ def test_universal(four: Ranks, tmp_path: Path) -> None:
     """ds_to_universal.py makes of ours what ours loads, also without ZeRO, which DeepSpeed cannot."""
     ways = [
         (Layout(2, "zb-v", zero=1), Layout(4, universal=True)),
-        (Layout(4, zero=1), Layout(2, "zb-v", zero=1, universal=True)),
+        (Layout(2, zero=1), Layout(2, "zb-v", zero=1, universal=True)),
     ]
     four.run(layout_cases.carry, four.backend, TIED, ways, str(tmp_path))
 
@@ -45,7 +46,7 @@ def test_master_weights(two: Ranks, tmp_path: Path) -> None:
     ways = [(Layout(2), Layout(1, zero=1))]
     if two.backend == "gloo":
         ways += [
-            (Layout(1, zero=1, offload=True), Layout(2, "zb-v")),
+            (Layout(1, zero=1, options=ON_THE_HOST), Layout(2, "zb-v")),
             (Layout(2, zero=1), Layout(1, zero=1, universal=True)),
             (Layout(2), Layout(1, precision="fp32")),
             (Layout(1, precision="fp32"), Layout(2, zero=1)),
@@ -64,6 +65,7 @@ def test_seeds_and_rates(two_cpus: Ranks, tmp_path: Path) -> None:
 
 def test_weights_without_states(two_cpus: Ranks, tmp_path: Path) -> None:
     two_cpus.run(damage_cases.parts_of_it, two_cpus.backend, str(tmp_path))
+    two_cpus.run(damage_cases.rounded_master_weights, two_cpus.backend, str(tmp_path))
 
 
 def test_layers_with_more_than_trained_parameters(two_cpus: Ranks, tmp_path: Path) -> None:

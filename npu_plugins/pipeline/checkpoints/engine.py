@@ -12,7 +12,7 @@ from npu_plugins.checkpoint.errors import CheckpointError
 from npu_plugins.pipeline.checkpoints import saving
 from npu_plugins.pipeline.checkpoints.description import KEY, UNIVERSAL_KEY, copies, describe, universal_info
 from npu_plugins.pipeline.checkpoints.loading import Wanted, load, tag_of_latest
-from npu_plugins.pipeline.checkpoints.places import is_partitioned
+from npu_plugins.pipeline.checkpoints.places import check_places, is_partitioned
 from npu_plugins.pipeline.checkpoints.storage import DurableFiles
 from npu_plugins.pipeline.errors import StageError
 
@@ -147,6 +147,7 @@ class EngineCheckpoints:
 
     def _note_layout(self) -> None:
         """Gather, once, what all saves repeat; every rank calls this when the engine is built."""
+        check_places(self)
         self._universal_info = universal_info(self)
         if not is_partitioned(self):
             return

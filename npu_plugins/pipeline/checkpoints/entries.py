@@ -32,7 +32,7 @@ class Entry:
     """Flat pieces in order, by key: `MASTER` (if there is one besides the weight), exp_avg, …"""
     scalars: dict[str, Any] = field(default_factory=dict)
     """What is one number for the whole parameter: step."""
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     """The hyperparameters of its group."""
 
     def tensors(self) -> list[str]:

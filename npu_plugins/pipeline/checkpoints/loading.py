@@ -143,6 +143,8 @@ class _Loading:
             self.weights.apply()
         if self.restoring is not None:
             self.restoring.apply()
+            if engine.zero_optimization() and not engine.zero_load_from_fp32_weights():
+                refresh_master(engine)
         elif engine.optimizer is not None:
             refresh_master(engine)
         engine.loaded_checkpoint_dp_world_size = self.common["dp_world_size"]

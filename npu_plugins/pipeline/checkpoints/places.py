@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from deepspeed.runtime.base_optimizer import ZeROOptimizer
 
+from npu_plugins.checkpoint.errors import CheckpointError
+
 
 class Place(NamedTuple):
     """A piece of a parameter, and the tensor that the inner optimizer updates for it."""
@@ -62,6 +64,22 @@ def hyperparameters(engine: Any) -> list[dict[str, Any]]:
 
 NOT_SETTINGS = ("params", "param_names")
 """Keys of a parameter group that are no hyperparameters."""
+
+
+def check_places(engine: Any) -> None:
+    """Refuse an optimizer of which DeepSpeed does not know where its parameters are.
+
+    With round_robin_gradients and several replicas ZeRO lays parameters out in another order, but DeepSpeed
+    0.19.8 links them in the usual one (stage_1_and_2.py:834), and writes that into its files.
+
+    Raises:
+        CheckpointError: it is such a one.
+    """
+    if getattr(engine.optimizer, "round_robin_gradients", False) and engine.mesh.size("dp") > 1:
+        raise CheckpointError(
+            "zero_optimization.round_robin_gradients is true with several replicas, of which DeepSpeed "
+            "0.19.8 notes wrong places of parameters in its checkpoints; leave it out"
+        )
 
 
 def places(engine: Any) -> Iterator[Place]:

@@ -131,6 +131,12 @@ class Files:
         """Whether the optimizer's state is divided between replicas."""
         return bool(self._optimizer_files)
 
+    @property
+    def misplaced(self) -> bool:
+        """Whether the optimizer's files tell wrong places of parameters; see `check_places`."""
+        zero = self.common().get("ds_config", {}).get("zero_optimization", {})
+        return self.partitioned and self.dp > 1 and bool(zero.get("round_robin_gradients"))
+
     def _replicas(self, place: int) -> list[Mapping[str, Any]]:
         """Return what each replica's optimizer saved."""
         states = []
@@ -181,11 +187,24 @@ class Files:
             groups: names of all parameters there in the optimizer's order, if the checkpoint does not say.
             shapes: and their shapes.
         """
+        description = self.description(place)
         if self.partitioned:
-            return entries.partitioned(self._replicas(place), names)
-        state, description = self.optimizer(place), self.description(place)
+            found = entries.partitioned(self._replicas(place), names)
+            for name, settings in settings_by_name(description).items():
+                if name in found:  # ZeRO's elastic_checkpoint saves no hyperparameters
+                    found[name].settings = settings
+            return found
+        state = self.optimizer(place)
         if description is not None:
             groups = description["groups"]
             shapes = {name: each["shape"] for name, each in description["parameters"].items()}
         found = entries.whole(state, groups, shapes)
         return {name: found[name] for name in names}
+
+
+def settings_by_name(description: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
+    """Return the hyperparameters by parameter that a description tells."""
+    if description is None:
+        return {}
+    groups = zip(description["groups"], description["hyperparameters"], strict=True)
+    return {name: settings for names, settings in groups for name in names}

@@ -14,7 +14,7 @@ from npu_plugins.pipeline.checkpoints import entries
 from npu_plugins.pipeline.checkpoints.division import Division
 from npu_plugins.pipeline.checkpoints.entries import MASTER, Entry
 from npu_plugins.pipeline.checkpoints.places import named_groups
-from npu_plugins.pipeline.checkpoints.source import Files
+from npu_plugins.pipeline.checkpoints.source import Files, settings_by_name
 from npu_plugins.pipeline.checkpoints.storage import read
 
 
@@ -28,6 +28,12 @@ class SavedStates:
             CheckpointError: the checkpoint does not name its parameters and is of another layout.
         """
         self.files, self.tp = files, int(files.tp)
+        if files.misplaced:
+            raise CheckpointError(
+                f"{files.directory} was saved with zero_optimization.round_robin_gradients and {files.dp} "
+                "replicas, of which DeepSpeed 0.19.8 notes wrong places of parameters; load it with "
+                "load_optimizer_states=False"
+            )
         mesh = engine.mesh
         self._own = mesh.rank("pp") if files.pp == mesh.size("pp") else 0
         self._groups = named_groups(engine)
@@ -108,14 +114,12 @@ class UniversalStates:
         return [0] if (self._folder / name).is_dir() else []
 
     @cached_property
-    def _settings(self) -> dict[str, dict[str, Any]]:
+    def _settings(self) -> dict[str, Mapping[str, Any]]:
         """The hyperparameters by parameter."""
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, Mapping[str, Any]] = {}
         if self.files.described:
             for place in range(0, self.files.pp * self.files.tp, self.files.tp):
-                told = self.files.description(place) or {}
-                for names, settings in zip(told["groups"], told["hyperparameters"], strict=True):
-                    found.update(dict.fromkeys(names, settings))
+                found.update(settings_by_name(self.files.description(place)))
             return found
         saved = self._common["param_groups"]
         if len(saved) != len(self._own_groups):
