@@ -19,11 +19,11 @@ from npu_plugins.pipeline.schedules import (
 
 @st.composite
 def schedules(draw: st.DrawFn, names: tuple[str, ...] = SCHEDULES) -> Schedule:
-    """A schedule of up to 6 ranks, 3 stages a rank and 16 micro-batches, as its generator returns it."""
+    """A schedule of up to 6 ranks, 5 stages a rank, 22 micro-batches, as its generator returns it."""
     name = draw(st.sampled_from(names))
     ranks = draw(st.integers(1, 6))
     if name == "interleaved":
-        return build_schedule(name, ranks, ranks * draw(st.integers(1, 3)), draw(st.integers(2, 3)))
+        return build_schedule(name, ranks, ranks * draw(st.integers(1, 3)), draw(st.integers(2, 5)))
     if name == "eval":
         if draw(st.booleans()):
             return evaluation(vee(ranks), draw(st.integers(1, 16)))
