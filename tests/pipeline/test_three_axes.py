@@ -30,13 +30,6 @@ def four_npus(rank_pool: RankPool) -> Iterator[Ranks]:
 
 
 @pytest.fixture(scope="module")
-def eight_cpus(rank_pool: RankPool) -> Iterator[Ranks]:
-    """Eight ranks on CPUs."""
-    rank_pool.preload(*PRELOAD)
-    yield from kept(rank_pool, 8, "gloo")
-
-
-@pytest.fixture(scope="module")
 def eight_npus(rank_pool: RankPool) -> Iterator[Ranks]:
     """Eight ranks on NPUs."""
     rank_pool.preload(*PRELOAD)
@@ -53,23 +46,20 @@ def test_tp_2_pp_2_dp_2(eight_npus: Ranks, family: str) -> None:
     eight_npus.run(cases.like_one_process, eight_npus.backend, 2, 2, runs, timeout=240)
 
 
-def test_variants(eight_cpus: Ranks) -> None:
-    """Divided logits, untied weights, ZeRO-1 and recomputation, with and without split backwards."""
+def test_variants(eight_npus: Ranks) -> None:
+    """Divided logits, untied weights, ZeRO-1 and recomputation, under split backwards."""
     runs = [
         Run(schedule="zb-h1", tied=False, gather_logits=False, recomputation="full", steps=2),
-        Run("GPT2", schedule="zb-v", gather_logits=False, zero=1, steps=2),
-        Run(schedule="zb-v", zero=1, recomputation="full", optimizer="AdamW", steps=2),
+        Run("GPT2", schedule="zb-v", gather_logits=False, zero=1, recomputation="full", steps=2),
     ]
-    eight_cpus.run(cases.like_one_process, eight_cpus.backend, 2, 2, runs, timeout=240)
+    eight_npus.run(cases.like_one_process, eight_npus.backend, 2, 2, runs, timeout=240)
 
 
 def test_half_precision(four_npus: Ranks) -> None:
-    """Also bf16 with fp32 accumulation (ZeRO 0), and a loss scale, which the norms do not show."""
+    """With fp32 accumulation (bf16 without ZeRO), and with a loss scale, which the norms do not show."""
     runs = [
         Run(schedule="zb-v", precision="bf16", steps=2),
-        Run("GPT2", precision="bf16", zero=1, steps=2),
-        Run("GPT2", schedule="zb-h1", precision="fp16", steps=2),
-        Run(schedule="zb-v", precision="fp16", zero=1, gather_logits=False, steps=2),
+        Run("GPT2", schedule="zb-h1", precision="fp16", gather_logits=False, steps=2),
     ]
     four_npus.run(cases.like_one_process, four_npus.backend, 2, 2, runs, timeout=240)
 
