@@ -4,6 +4,9 @@ transformers draws the weights of a model one after the other from torch's gener
 defaults when it is made, then its `_init_weights`. To get a stage's weights and no others, the whole model is
 made once more with only those parameters on the CPU. What would go into one of the others is drawn into a
 small buffer, piece by piece: the generator moves on as if it had been there.
+
+That follows ``normal_`` and ``uniform_``, with which all families that can be split draw. ``trunc_normal_``
+draws as often as the values it gets demand, and could not be followed.
 """
 
 from __future__ import annotations
