@@ -90,6 +90,9 @@ def save_checkpoint(
         )
     if step < 0:
         raise CheckpointError(f"step is {step}; give the number of steps that were done")
+    steps = ranks.tell(step)
+    if len(set(steps)) > 1:
+        raise CheckpointError(f"the ranks save steps {steps}; let all of them save after the same step")
     job = _Saving(directory, checkpoint_name(step), ranks)
     job.together(job.begin)
     job.together(lambda: job.everyone_sees_it(write))
@@ -197,14 +200,15 @@ def clean(directory: Path) -> None:
 
     Nothing may be saving to `directory` meanwhile.
     """
-    for path in directory.glob(f"{ASIDE}*"):
+    for path in directory.glob(f"{ASIDE}checkpoint-*"):
         original = directory / path.name.removeprefix(ASIDE)
         if original.exists():
             _delete(path)
         else:
             path.rename(original)
-    for path in directory.glob(f"{TEMPORARY}*"):
-        shutil.rmtree(path)
+    for pattern in ("checkpoint-*", "deleted-*checkpoint-*"):
+        for path in directory.glob(TEMPORARY + pattern):
+            shutil.rmtree(path)
 
 
 def steps_in(directory: str | Path) -> dict[int, Path]:
@@ -238,7 +242,7 @@ def rotate(directory: str | Path, limit: int, keep: Collection[int] = ()) -> lis
     for step, path in steps_in(directory).items():
         if (path / MANIFEST_FILE).is_file():
             (whole if _is_whole(path) else broken).append(step)
-    kept = set(keep) | set(whole[:1])
+    kept = (set(keep) & {*whole, *broken}) | set(whole[:1])
     room = max(0, limit - len(kept))
     kept |= set([step for step in whole if step not in kept][:room])
     paths = steps_in(directory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,35 +82,67 @@ def convert(
             f"neither {source} nor its folder has a {CONFIG}, which says what model the weights are of; pass "
             "--config with a directory that has it"
         )
-    notes: list[str] = []
+    job = _Job(found, kind, weights, origin, tp, pp, DTYPES[dtype] if dtype else None, max_file_bytes)
+    notes = job.write_aside(destination)
+    if kind is not Kind.UNIVERSAL and found.kind in (Kind.ZERO, Kind.UNIVERSAL):
+        notes.append("only weights are converted: the optimizer's state stays behind")
+    numbers = sum(info.numel for info in weights.tensors.values())
+    return Converted(found, destination, numbers, notes)
 
-    def write(folder: Path) -> None:
-        if origin is not None:
-            below = origin == found.path and found.kind in (Kind.HUGGING_FACE, Kind.SHARDED)
-            copy_small_files(origin, folder, below=below)
-        if kind is Kind.UNIVERSAL:
+
+@dataclass(frozen=True)
+class _Job:
+    """One conversion, everything that can be refused beforehand being fine."""
+
+    found: Found
+    kind: Kind
+    weights: Source
+    origin: Path | None
+    """Directory with config.json and other small files."""
+    tp: int
+    pp: int
+    dtype: torch.dtype | None
+    max_file_bytes: int
+
+    def write_aside(self, destination: Path) -> list[str]:
+        """Write under another name, then rename; returns what the reader should know."""
+        staging = destination.with_name(TEMPORARY + destination.name)
+        try:
+            shutil.rmtree(staging, ignore_errors=True)
+            staging.mkdir(parents=True)
+            notes = self._write(staging)
+            if destination.exists():
+                destination.rmdir()
+            staging.rename(destination)
+        except OSError as error:
+            raise CheckpointError(
+                f"{destination} cannot be written: {error}; make room or mend that"
+            ) from error
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        return notes
+
+    def _write(self, folder: Path) -> list[str]:
+        if self.origin is not None:
+            of_weights = self.found.kind in (Kind.HUGGING_FACE, Kind.SHARDED)
+            copy_small_files(self.origin, folder, below=of_weights and self.origin == self.found.path)
+        if self.kind is Kind.UNIVERSAL:
             from npu_plugins.checkpoint.universal import write_universal
 
             (folder / UNIVERSAL_TAG).mkdir()
-            notes.extend(write_universal(weights, folder / UNIVERSAL_TAG))
+            notes = write_universal(self.weights, folder / UNIVERSAL_TAG)
             (folder / "latest_universal").write_text(UNIVERSAL_TAG, encoding="utf-8")
-            return
-        asked = DTYPES[dtype] if dtype else None
-        infos = {name: converted(info, asked) for name, info in weights.tensors.items()}
-        if kind is Kind.SHARDED:
-            assert origin is not None, "checked above"
-            write_sharded(weights, folder, places_of(weights, origin, tp, pp, asked), tp, pp)
+            return notes
+        infos = {name: converted(info, self.dtype) for name, info in self.weights.tensors.items()}
+        if self.kind is Kind.SHARDED:
+            assert self.origin is not None, "checked before"
+            places = places_of(self.weights, self.origin, self.tp, self.pp, self.dtype)
+            write_sharded(self.weights, folder, places, self.tp, self.pp)
         else:
-            write_hugging_face(
-                weights, folder, infos, same_files=dtype is None, max_file_bytes=max_file_bytes
-            )
+            same, limit = self.dtype is None, self.max_file_bytes
+            write_hugging_face(self.weights, folder, infos, same_files=same, max_file_bytes=limit)
         set_dtype(folder, infos)
-
-    if kind is not Kind.UNIVERSAL and found.kind in (Kind.ZERO, Kind.UNIVERSAL):
-        notes.append("only weights are converted: the optimizer's state stays behind")
-    _write_aside(destination, write)
-    numbers = sum(info.numel for info in weights.tensors.values())
-    return Converted(found, destination, numbers, notes)
+        return []
 
 
 def open_source(directory: str | Path) -> tuple[Found, Source]:
@@ -177,18 +209,3 @@ def _config_directory(given: Path, found: Found, config: str | Path | None) -> P
         return Path(config)
     candidates = (found.path, given, found.path.parent)
     return next((path for path in candidates if (path / CONFIG).is_file()), None)
-
-
-def _write_aside(destination: Path, write: Callable[[Path], None]) -> None:
-    staging = destination.with_name(TEMPORARY + destination.name)
-    try:
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-        write(staging)
-        if destination.exists():
-            destination.rmdir()
-        staging.rename(destination)
-    except OSError as error:
-        raise CheckpointError(f"{destination} cannot be written: {error}; make room or mend that") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)

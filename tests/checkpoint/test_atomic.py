@@ -118,11 +118,12 @@ def test_what_a_crash_left_is_cleared_by_the_next_save(tmp_path: Path) -> None:
 
 
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
+    for name in ("runs", ".tmp-mine", ".old-mine"):
+        (tmp_path / name).mkdir()
     (tmp_path / "checkpoint-1").mkdir()
     for step in (2, 3, 4):
         save(tmp_path, step, save_total_limit=1)
-    assert names(tmp_path) == ["checkpoint-1", "checkpoint-4", "runs"]
+    assert names(tmp_path) == [".old-mine", ".tmp-mine", "checkpoint-1", "checkpoint-4", "runs"]
 
 
 @pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EACCES])
@@ -168,6 +169,8 @@ def test_rotation_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     for step in (1, 2, 3, 10):
         save(tmp_path, step, save_total_limit=2, keep={1})
     assert names(tmp_path) == ["checkpoint-1", "checkpoint-10"]
+    save(tmp_path, 10, save_total_limit=2, keep={1, 5})
+    assert names(tmp_path) == ["checkpoint-1", "checkpoint-10"], "what is not there takes no room"
     save(tmp_path, 11, save_total_limit=1, keep={1})
     assert names(tmp_path) == ["checkpoint-1", "checkpoint-11"]
 

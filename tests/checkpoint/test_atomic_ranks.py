@@ -72,8 +72,10 @@ def check_saving_together(mesh: Any) -> None:
 
 def check_one_rank_fails(mesh: Any) -> None:
     """Any rank, for any reason: all of them raise, nothing is renamed, what was there is there."""
-    folder = shared_folder(mesh)
+    folder, ranks_own = shared_folder(mesh), mesh.global_rank
     save_checkpoint(folder, 1, lambda into: write_shards(mesh, 1, into), model="m", mesh=mesh)
+    told = refused(lambda: save_checkpoint(folder, ranks_own, print, model="m", mesh=mesh))
+    assert told.startswith("the ranks save steps [0, 1")
     for bad in range(dist.get_world_size()):
 
         def write(into: Path, bad: int = bad) -> None:
