@@ -61,9 +61,9 @@ class Split:
     tied: bool = False
     schedule: str = "1f1b"
     batch: str = "plain"
-    """plain: ids and labels; padded: with a padding mask; packed: with position ids that begin anew; both:
-    padded on the left, with the position ids of that; counted: padded, with the number of label tokens;
-    varied: plain, of several lengths."""
+    """plain: ids and labels; padded: on the left, where the mask matters; packed: with position ids that
+    begin anew; both: padded, with position ids of every second place; counted: padded, with the number of
+    label tokens; varied: plain, of several lengths."""
     attention: str = "sdpa"
     layers: int = 4
     micro_batches: int = 4
@@ -118,13 +118,11 @@ class Split:
         if self.batch in ("padded", "both", "counted"):
             padding = torch.zeros_like(ids, dtype=torch.bool)
             padding[1, : 2 + seed % 3] = True
-            if self.batch != "both":
-                padding = padding.flip(1)
             batch["input_ids"] = ids.masked_fill(padding, PAD)
             batch["labels"] = ids.masked_fill(padding, -100)
             batch["attention_mask"] = (~padding).long()
             if self.batch == "both":
-                batch["position_ids"] = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
+                batch["position_ids"] = (2 * torch.arange(length)).expand(2, -1)
         if self.batch == "packed":
             cut = 5 + seed % 3
             batch["position_ids"] = torch.cat([torch.arange(cut), torch.arange(LENGTH - cut)]).expand(2, -1)

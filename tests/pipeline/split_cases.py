@@ -48,6 +48,7 @@ def train(case: Split, backend: str, stages: int) -> Record:
         freeze(model)
     engine = make_engine(case, backend, stages, model)
     from npu_plugins.pipeline import hf_names
+    from npu_plugins.pipeline.gradients import gradient_of
 
     names = hf_names(engine.module)
     assert set(names) == {name for name, _ in engine.module.named_parameters()}
@@ -58,9 +59,10 @@ def train(case: Split, backend: str, stages: int) -> Record:
     def recording() -> None:
         if not record.gradients:
             for local, name in names.items():
-                gradient = engine.module.get_parameter(local).grad
-                if gradient is not None:
-                    record.gradients[name] = gradient.detach().cpu().clone()
+                parameter = engine.module.get_parameter(local)
+                if parameter.requires_grad:
+                    gradient = gradient_of(engine, parameter).detach().cpu()
+                    record.gradients[name] = gradient.reshape(parameter.shape).clone()
         step()
 
     engine._exec_optimizer_step = recording

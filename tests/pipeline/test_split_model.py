@@ -72,7 +72,12 @@ def test_on_npus(two_npus: Ranks) -> None:
 
 
 def test_bf16(two_npus: Ranks) -> None:
-    run(two_npus, [Split("llama", True, "zb-h1", "padded", precision="bf16", layers=2)])
+    """Large weights make bf16 itself miss the bound: the whole model's gradients are 3 % off at 0.2."""
+    small = (("initializer_range", 0.05),)
+    run(
+        two_npus,
+        [Split("llama", True, "zb-h1", "padded", precision="bf16", layers=2, changes=small)],
+    )
     two_npus.run(cases.rotary_stays_exact, two_npus.backend)
 
 
