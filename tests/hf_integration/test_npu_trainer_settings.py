@@ -41,9 +41,7 @@ def config(stage: int = 0, **sections: Any) -> dict[str, Any]:
 
 
 SETTINGS: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
-    "gpipe": ((2, 2, 1), {"pipeline_schedule": "gpipe", "zero_stage": 1}),
     "interleaved": ((1, 2, 2), {"pipeline_schedule": "interleaved", "virtual_stages": 3}),
-    "zb-h1": ((2, 2, 1), {"pipeline_schedule": "zb-h1"}),
     "zb-v, whose loss is on the first rank": ((2, 2, 1), {"pipeline_schedule": "zb-v"}),
     "recomputation": ((1, 4, 1), {"recomputation": "2"}),
     "ZeRO 1 with replicas": ((1, 2, 2), {"zero_stage": 1}),
