@@ -65,6 +65,10 @@ def main() -> None:
     runs = json.loads(Path(sys.argv[-1]).read_text(encoding="utf-8"))
     if all(wants_host_only(arguments) for arguments in runs):
         keep_to_the_host()
+        import deepspeed
+
+        # On the CPU DeepSpeed would compile its shared-memory collectives, and wait for whoever compiles too.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
     from hf_integration.job import leave_process_group, run
