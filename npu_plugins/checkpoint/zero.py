@@ -93,8 +93,15 @@ class ZeroFiles:
         self.states = read_torch(directory / f"{prefix}mp_rank_00_model_states.pt")
         if not isinstance(self.states, Mapping) or "module" not in self.states:
             raise CheckpointError(f"{directory}: its model states hold no module; they are not DeepSpeed's")
-        self.optimizer_files = sorted(name for name in names if OPTIMIZER_FILE.fullmatch(name))
         self.world = int(self.states.get("dp_world_size", 1))
+        zero = (self.states.get("ds_config") or {}).get("zero_optimization") or {}
+        if zero.get("round_robin_gradients") and self.world > 1 and not self.stage3:
+            # DeepSpeed 0.19.8 reorders parameters for it and notes the places of the order before.
+            raise CheckpointError(
+                f"{directory} was trained with round_robin_gradients, with which DeepSpeed notes wrong "
+                "places of parameters; save the model from the job that wrote it"
+            )
+        self.optimizer_files = sorted(name for name in names if OPTIMIZER_FILE.fullmatch(name))
 
     @cached_property
     def ranks(self) -> list[Mapping[str, Any]]:

@@ -258,6 +258,17 @@ def test_what_is_not_whole_in_one_place_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_round_robin_gradients_are_refused(tmp_path: Path, capsys: Captured) -> None:
+    directory = zero(tmp_path / "run" / "global_step5")
+    file = directory / "mp_rank_00_model_states.pt"
+    config = {"zero_optimization": {"stage": 2, "round_robin_gradients": True}}
+    torch.save({**torch.load(file, weights_only=True), "ds_config": config}, file)
+    (directory / "config.json").write_text("{}")
+    status, _, err = run(capsys, "convert", directory, tmp_path / "out", "--to", "hf")
+    assert status == 1
+    assert "was trained with round_robin_gradients" in err
+
+
 @pytest.mark.parametrize("file", ["mp_rank_00_model_states.pt", "zero_pp_rank_1_mp_rank_00_optim_states.pt"])
 def test_a_hostile_checkpoint_runs_nothing(tmp_path: Path, capsys: Captured, file: str) -> None:
     directory, mark = zero(tmp_path / "run" / "global_step5"), tmp_path / "it-ran"
