@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -68,6 +69,15 @@ class PipelineConfig:
             _refuse("trace_steps", self.trace_steps, "give a step, counted from 1, or a list of them")
         for step in self.trace_steps:
             _check_count("trace_steps", step, 1)
+        if not isinstance(self.trace_file, str) or re.sub("{step}", "", self.trace_file).strip("/. ") == "":
+            _refuse("trace_file", self.trace_file, "give the path of a file, in which {step} is replaced")
+        if re.search("[{}]", self.trace_file.replace("{step}", "")):
+            _refuse("trace_file", self.trace_file, "the only thing that is replaced in it is {step}")
+        if len(set(self.trace_steps)) > 1 and "{step}" not in self.trace_file:
+            mend = (
+                f"the traces of steps {list(self.trace_steps)} would replace each other; put {{step}} in it"
+            )
+            _refuse("trace_file", self.trace_file, mend)
 
     @property
     def recomputed_layers(self) -> int:
@@ -124,11 +134,10 @@ def _take_deepspeed_keys(values: dict[str, Any]) -> None:
                 f"pipeline.{key} would divide activations between tensor-parallel ranks for sending, which "
                 "this engine does not do; leave it out, and let sequence_parallel divide them"
             )
-    if values.pop("use_reentrant", False) is not False:
+    if (reentrant := values.pop("use_reentrant", False)) is not False:
         raise PipelineError(
-            "pipeline.use_reentrant is true, but reentrant checkpointing loses gradients of layers whose "
-            "inputs "
-            'are integers; leave it out and use "recomputation": "full"'
+            f"pipeline.use_reentrant is {reentrant!r}, but reentrant checkpointing loses gradients of layers "
+            'whose inputs are integers; leave it out and use "recomputation": "full"'
         )
     if "activation_checkpoint_interval" in values:
         interval = values.pop("activation_checkpoint_interval")

@@ -17,7 +17,7 @@ from npu_plugins.pipeline import batches
 from npu_plugins.pipeline.checkpoints.engine import EngineCheckpoints
 from npu_plugins.pipeline.config import PipelineConfig
 from npu_plugins.pipeline.engine_checks import check_optimizer, check_settings
-from npu_plugins.pipeline.errors import StageError
+from npu_plugins.pipeline.errors import PipelineError, StageError
 from npu_plugins.pipeline.executor import Executor, Failure, Job, gradients_enabled
 from npu_plugins.pipeline.gradients import (
     clip_scaled_gradients,
@@ -39,7 +39,7 @@ from npu_plugins.pipeline.schedules.joined import join_first_stage
 from npu_plugins.pipeline.schedules.registry import build_schedule
 from npu_plugins.pipeline.split import defer_weight_gradients
 from npu_plugins.pipeline.tied import reduce_tied_gradients
-from npu_plugins.pipeline.trace import write_trace
+from npu_plugins.pipeline.trace import check_writable, write_trace
 from npu_plugins.tensor_parallel.deferred import WeightGradients
 
 
@@ -58,6 +58,8 @@ class PipelineEngine(EngineCheckpoints, DeepSpeedPipelineEngine):
         module = kwargs["model"]
         settings = PipelineConfig.from_ds_config(kwargs["config"])
         check_settings(settings, module, kwargs["config_class"])
+        if settings.trace_steps:
+            check_writable(Path(settings.trace_file), module.control)
         super().__init__(*args, **kwargs)
         check_optimizer(self)
         self.settings, self.mesh, self.control = settings, module.mesh, module.control
@@ -123,11 +125,13 @@ class PipelineEngine(EngineCheckpoints, DeepSpeedPipelineEngine):
         Raises:
             StageError: on every rank, if one failed: its data ended, or an action raised. No step was taken.
             PeerLostError: another rank has ended or hangs; the job cannot go on.
+            ScheduleError: the schedule does not exist for as many micro-batches as were set meanwhile.
         """
+        self._train_schedule()  # refuses numbers before the timer runs
         try:
             with self.roll_call.watching():
                 return super().train_batch(data_iter)
-        except StageError:
+        except PipelineError:
             self.executor.spans = None
             self.timers(TRAIN_BATCH_TIMER).stop()
             raise
@@ -303,13 +307,14 @@ class PipelineEngine(EngineCheckpoints, DeepSpeedPipelineEngine):
         self.data_iterator: Any = data_iter
         try:
             with self.roll_call.watching():
-                self._exec_schedule(self._inference_schedule(num_micro_batches or self.micro_batches))
+                count = self.micro_batches if num_micro_batches is None else num_micro_batches
+                self._exec_schedule(self._inference_schedule(count))
         finally:
             self.data_iterator = training_data
             self.eval_return_logits = False
         result: Any = self._reduced(reduce_output) if self.is_last_stage() else None
         if compute_loss and reduce_output and (bcast_loss or self.monitor.enabled):
-            result = self._bcast_pipe_scalar(result)
+            result = self._bcast_pipe_scalar(result).reshape(())
         if self.global_rank == 0 and self.monitor.enabled and compute_loss:
             self.monitor.write_events(
                 [("Train/Samples/eval_loss", result.mean().item(), self.global_samples)]

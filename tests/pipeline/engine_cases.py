@@ -321,3 +321,33 @@ def measured_cut(backend: str) -> None:
         [*light, heavy], num_stages=2, partition_method="time", sample_input=torch.ones(64, 256)
     )
     assert model.parts == [0, 3, 4]
+
+
+def numbers_that_change(backend: str) -> None:
+    """Other numbers of micro-batches between steps, two engines side by side, evaluations in between."""
+    import pytest
+
+    from npu_plugins.pipeline.errors import PipelineError, ScheduleError
+
+    case = Case("dualpipe-v", dropout=0.5)
+    engine, other = make_engine(case, backend, 2), make_engine(Case("1f1b"), backend, 2)
+    losses = [other.train_batch(case.batches(0)).item(), engine.eval_batch(case.batches(0)).item()]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6), "no dropout in evaluation"
+    for count in (1, 5):
+        loss = engine.eval_batch(replace(case, micro_batches=8).batches(0), num_micro_batches=count)
+        assert loss.shape == ()
+    with pytest.raises(ScheduleError, match="micro_batches=0"):
+        engine.eval_batch(case.batches(0), num_micro_batches=0)
+    engine.set_train_batch_size(4)
+    for _ in range(2):
+        with pytest.raises(ScheduleError, match="needs 4 micro-batches or more, not 2"):
+            engine.train_batch(case.batches(0))
+    engine.set_train_batch_size(12)
+    assert engine.train_batch(replace(case, micro_batches=6).batches(0)).item() != losses[1], "dropout again"
+    assert engine.global_steps == 1
+    for wrong in ("/proc/none/trace.json", "/proc"):
+        section = {**case.ds_config()["pipeline"], "trace_steps": 1, "trace_file": wrong}
+        with pytest.raises(PipelineError, match="which rank 0 cannot write: .*; give a file"):
+            make_engine(replace(case, extra=(("pipeline", section),)), backend, 2)
+    engine.destroy()
+    other.destroy()

@@ -65,6 +65,11 @@ def test_auto_is_the_default_and_deepspeeds_name_is_understood() -> None:
         ({"pipe_partitioned": True}, "this engine does not do"),
         ({"trace_steps": [0]}, "pipeline.trace_steps is 0"),
         ({"seed_layers": "yes"}, "give true or false"),
+        ({"use_reentrant": "no"}, "use_reentrant is 'no', but"),
+        ({"trace_file": 3}, "pipeline.trace_file is 3; give the path"),
+        ({"trace_file": ""}, "give the path of a file"),
+        ({"trace_file": "{rank}.json"}, "the only thing that is replaced in it is {step}"),
+        ({"trace_steps": [1, 2], "trace_file": "a.json"}, r"steps \[1, 2\] would replace each other"),
     ],
 )
 def test_refusals(section: dict[str, Any], words: str) -> None:

@@ -56,3 +56,7 @@ def test_refusals(two_cpus: Ranks) -> None:
 
 def test_measured_cut(two_cpus: Ranks) -> None:
     two_cpus.run(cases.measured_cut, two_cpus.backend)
+
+
+def test_numbers_that_change(two_cpus: Ranks) -> None:
+    two_cpus.run(cases.numbers_that_change, two_cpus.backend)
