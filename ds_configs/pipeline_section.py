@@ -31,6 +31,7 @@ DEEPSPEED = ("activation_checkpoint_interval", "use_reentrant", "pipe_partitione
 
 KEYS = (*SHARED, *OWN)
 AUTO = "auto"
+STEP = "{step}"
 
 
 class Fault(NamedTuple):
@@ -57,8 +58,6 @@ def faults(section: Mapping[str, Any]) -> dict[str, Fault]:
     for key, value in values.items():
         if key in CHECKS:
             fault = CHECKS[key](value)
-        elif key == "trace_file":
-            fault = None
         else:
             near = meant(key)
             mend = f"write {near}" if near else f"delete it: its keys are {', '.join(KEYS)}"
@@ -79,6 +78,12 @@ def _beside(values: Mapping[str, Any], found: Mapping[str, Fault]) -> dict[str, 
             faults["virtual_stages"] = Fault(
                 f"schedule {schedule} has {has} on each rank, not {asked}", "delete it, or take interleaved"
             )
+    steps, file = values.get("trace_steps"), values.get("trace_file", STEP)
+    several = isinstance(steps, list) and len({each for each in steps if type(each) is int}) > 1
+    if several and not {"trace_steps", "trace_file"} & found.keys() and STEP not in file:
+        faults["trace_file"] = Fault(
+            f"the traces of steps {steps} would replace each other in {file}", f"put {STEP} in it"
+        )
     interval, again = values.get("activation_checkpoint_interval"), values.get("recomputation")
     named = {"none": 0, "full": 1}.get(again, again) if isinstance(again, str) else again
     if None not in (interval, again) and interval != named:
@@ -133,6 +138,13 @@ def _steps(value: Any) -> Fault | None:
     return Fault(f"trace_steps is {value!r}", "write steps, counted from 1")
 
 
+def _file(value: Any) -> Fault | None:
+    rest = value.replace(STEP, "") if isinstance(value, str) else ""
+    if rest.strip("/. ") and not {"{", "}"} & set(rest):
+        return None
+    return Fault(f"trace_file is {value!r}", f"write the path of a file, in which {STEP} alone is replaced")
+
+
 def _never(value: Any) -> Fault | None:
     return None if value is False else Fault("npu_plugins' pipeline does not do this", "delete it")
 
@@ -146,6 +158,7 @@ CHECKS: Mapping[str, Callable[[Any], Fault | None]] = {
     "seed_layers": _flag,
     "dynamic_shape": _flag,
     "trace_steps": _steps,
+    "trace_file": _file,
     "activation_checkpoint_interval": _count(0),
     "use_reentrant": _never,
     "pipe_partitioned": _never,

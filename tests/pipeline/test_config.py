@@ -91,7 +91,7 @@ POOL: dict[str, list[Any]] = {
     "seed_layers": [True, "yes", 0, "auto"],
     "dynamic_shape": [False, 1, None],
     "trace_steps": [2, [1, 2], [0], 0, "x", None, 2.5, {}, [], [[1]], "auto"],
-    "trace_file": ["a.json"],
+    "trace_file": ["a.json", "a-{step}.json", "{rank}.json", "{step}", "", 3],
     "activation_checkpoint_interval": [0, 1, 2, -1, True, None, "auto"],
     "use_reentrant": [False, True, None],
     "pipe_partitioned": [False, True, 0],
