@@ -74,9 +74,11 @@ class ZeroFiles:
         """
         self.directory = directory
         names = [path.name for path in directory.iterdir()]
-        models = sorted(match.groups() for name in names if (match := MODEL_FILE.fullmatch(name)))
+        models = [match.groups() for name in names if (match := MODEL_FILE.fullmatch(name))]
         if not models:
             raise CheckpointError(f"{directory} has no model states; copy the whole checkpoint")
+        if len({rank is None for rank, _ in models}) > 1:
+            raise CheckpointError(f"{directory} mixes model states of ZeRO stage 3 and others; copy one save")
         if {mp for _, mp in models} != {"00"}:
             raise CheckpointError(
                 f"{directory} was written by {len({mp for _, mp in models})} tensor-parallel ranks or "

@@ -238,6 +238,7 @@ def test_without_zero_the_weights_are_the_models_own(tmp_path: Path, capsys: Cap
             "layer_0_expert_3_mp_rank_00_model_states.pt",
             "keeps experts in files of their own (layer_0_expert_3",
         ),
+        ("zero_pp_rank_0_mp_rank_00_model_states.pt", "mixes model states of ZeRO stage 3 and others"),
         ("mp_rank_01_model_states.pt", "was written by 2 tensor-parallel ranks or pipeline stages"),
         (
             "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
