@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
 from npu_plugins.pipeline.config import PipelineConfig
 from npu_plugins.pipeline.errors import PipelineError
 from npu_plugins.pipeline.module import PipelineModule
@@ -62,15 +64,28 @@ def check_settings(settings: PipelineConfig, module: PipelineModule, config: Any
 
 
 def check_optimizer(engine: Any) -> None:
-    """Refuse an engine whose gradients would be lost.
+    """Refuse an engine whose gradients would be lost, or whose ranks would wait for each other for ever.
+
+    Every rank of the world calls this.
 
     Raises:
-        PipelineError: ZeRO-1 was asked for, but the optimizer divides gradients.
+        PipelineError: ZeRO-1 was asked for, but the optimizer divides gradients; or stages have different
+            numbers of parameter groups.
     """
-    if getattr(engine.optimizer, "partition_gradients", False) or getattr(
-        engine.optimizer, "overlap_comm", False
-    ):
+    optimizer = engine.optimizer
+    if getattr(optimizer, "partition_gradients", False) or getattr(optimizer, "overlap_comm", False):
         raise PipelineError(
-            f"the optimizer {type(engine.optimizer).__name__} reduces gradients during the backward pass, "
+            f"the optimizer {type(optimizer).__name__} reduces gradients during the backward pass, "
             "which does not go with a pipeline; use ZeRO stage 0 or 1 without overlap_comm"
+        )
+    if not isinstance(optimizer, DeepSpeedZeroOptimizer):
+        return
+    # It sums each group's norm over all stages by itself (stage_1_and_2.py:2951, DeepSpeed 0.19.8).
+    counts = engine.module.control.of_pipeline(len(optimizer.param_groups))
+    if len(set(counts)) > 1:
+        told = ", ".join(f"{count} on pipeline rank {rank}" for rank, count in enumerate(counts))
+        raise PipelineError(
+            f"the numbers of parameter groups differ: {told}; ZeRO-1 sums the gradient norm group by group, "
+            "and the ranks with more would wait for ever: cut the layers so that every rank has a parameter "
+            "of each group, put all parameters into one group, or use ZeRO stage 0"
         )

@@ -299,6 +299,7 @@ def refusals(backend: str) -> None:
     ):
         with pytest.raises(PipelineError, match=words):
             deepspeed.initialize(model=model, config={**Case().ds_config(), "pipeline": section})
+    _refuse_unlike_groups()
     with pytest.raises(PipelineError, match="4 stages for 3 layers"):
         PipelineModule([nn.Linear(2, 2)] * 3, num_stages=2, schedule="zb-v")
     with pytest.raises(PipelineError, match="nothing says how many stages"):
@@ -307,6 +308,25 @@ def refusals(backend: str) -> None:
         from deepspeed.runtime.activation_checkpointing.checkpointing import checkpoint
 
         PipelineModule([nn.Linear(2, 2)] * 3, num_stages=2, activation_checkpoint_func=checkpoint)
+
+
+def _refuse_unlike_groups() -> None:
+    """ZeRO-1 sums norms group by group: ranks with unlike numbers of groups would wait for ever."""
+    import deepspeed
+    import pytest
+
+    from npu_plugins.pipeline.errors import PipelineError
+    from npu_plugins.pipeline.module import PipelineModule
+    from tests.pipeline.layout_cases import grouped
+
+    config = Case(tied=True, zero=1).ds_config()
+    del config["pipeline"]["partition"]
+    model = PipelineModule(
+        layers(Case(tied=True)), num_stages=2, loss_fn=loss_fn, config=config, partition_method=[1, 7]
+    )
+    optimizer = torch.optim.AdamW(grouped(model))
+    with pytest.raises(PipelineError, match="1 on pipeline rank 0, 2 on pipeline rank 1.*ZeRO stage 0"):
+        deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 
 
 def measured_cut(backend: str) -> None:

@@ -35,7 +35,7 @@ def test_universal(four: Ranks, tmp_path: Path) -> None:
     """ds_to_universal.py makes of ours what ours loads, also without ZeRO, which DeepSpeed cannot."""
     ways = [
         (Layout(2, "zb-v", zero=1), Layout(4, universal=True)),
-        (Layout(2, zero=1), Layout(2, "zb-v", zero=1, universal=True)),
+        (Layout(2, zero=1, partition=[2, 6]), Layout(2, "zb-v", zero=1, universal=True)),
     ]
     four.run(layout_cases.carry, four.backend, TIED, ways, str(tmp_path))
 
