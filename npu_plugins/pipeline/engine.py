@@ -35,7 +35,7 @@ from npu_plugins.pipeline.roll_call import RollCall
 from npu_plugins.pipeline.same_batches import differing, explain, fingerprints
 from npu_plugins.pipeline.schedules import Schedule, add_communication
 from npu_plugins.pipeline.schedules.evaluation import evaluation
-from npu_plugins.pipeline.schedules.joined import join_first_stage
+from npu_plugins.pipeline.schedules.joined import join_halves
 from npu_plugins.pipeline.schedules.registry import build_schedule
 from npu_plugins.pipeline.split import defer_weight_gradients
 from npu_plugins.pipeline.tied import reduce_tied_gradients
@@ -152,7 +152,7 @@ class PipelineEngine(EngineCheckpoints, DeepSpeedPipelineEngine):
                 )
             else:
                 compute = evaluation(module.placement, micro_batches)
-            self._schedules[key] = add_communication(join_first_stage(compute))
+            self._schedules[key] = add_communication(join_halves(compute))
         return self._schedules[key]
 
     def _exec_schedule(self, schedule: Schedule) -> None:
