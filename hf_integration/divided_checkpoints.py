@@ -1,47 +1,74 @@
-"""The Trainer's checkpoints of a divided model: DeepSpeed's engine saves and loads weights and optimizer."""
+"""The Trainer's checkpoints: the state of training that is saved beside the model, and loaded again.
+
+`save_state` writes the folder ``training_state`` of a checkpoint (`npu_plugins.checkpoint.state`), beside the
+model; `load_state` brings weights, optimizer, learning rate and loss scale back.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from transformers.trainer import SCHEDULER_NAME
 
 from ds_configs.parallel import ParallelConfig
 from hf_integration.errors import TrainingInputError
+from npu_plugins.comm import ProcessMesh
 
 LAYOUT_FILE = "parallel_layout.json"
 
 
-def save_state(engine: Any, folder: Path, layout: ParallelConfig, scheduler: Any, writes: bool) -> None:
-    """Save the engine's state beside the model; every rank calls this.
+@dataclass(frozen=True)
+class WithoutDeepSpeed:
+    """What is trained where there is no engine of DeepSpeed's."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: Any = None
+    """torch's `GradScaler`, for fp16."""
+
+
+def save_state(engine: Any, folder: Path, mesh: ProcessMesh | None, scheduler: Any = None) -> None:
+    """Save the state of training beside the model that is saved in the same folder; every rank calls this.
 
     Args:
-        engine: DeepSpeed's.
-        folder: of the checkpoint.
-        layout: the degrees, which are written down.
+        engine: DeepSpeed's, or `WithoutDeepSpeed`.
+        folder: of the checkpoint. The model's weights are there already: what they hold is not saved again.
+        mesh: of the job; None for a single process.
         scheduler: the learning rate's, where the Trainer steps it; None where the engine does.
-        writes: whether this rank writes what all ranks share.
+
+    Raises:
+        TrainingInputError: on every rank, if one cannot save what it has.
     """
+    assert mesh is not None
     engine.save_checkpoint(str(folder))
-    if writes:
-        (folder / LAYOUT_FILE).write_text(json.dumps(asdict(layout), indent=2) + "\n", encoding="utf-8")
+    if mesh.global_rank == 0:
+        (folder / LAYOUT_FILE).write_text(json.dumps(asdict(mesh.config), indent=2) + "\n", encoding="utf-8")
         if scheduler is not None:
             torch.save(scheduler.state_dict(), folder / SCHEDULER_NAME)
     dist.barrier()
 
 
-def load_state(engine: Any, folder: Path, layout: ParallelConfig, scheduler: Any) -> None:
-    """Load what `save_state` has saved; every rank calls this.
+def load_state(engine: Any, folder: Path, mesh: ProcessMesh | None, scheduler: Any = None) -> None:
+    """Load what `save_state` has saved, at any layout: weights, optimizer and all; every rank calls this.
+
+    Args:
+        engine: DeepSpeed's, or `WithoutDeepSpeed`, with weights of any values.
+        folder: of the checkpoint.
+        mesh: of the job; None for a single process.
+        scheduler: as for `save_state`.
 
     Raises:
-        TrainingInputError: the checkpoint is none of a divided model, or one of another layout where the
-            engine cannot rearrange it.
+        TrainingInputError: on every rank, if the checkpoint has no such state, is damaged or is of another
+            model; nothing has been loaded then.
     """
+    assert mesh is not None
+    layout = mesh.config
     if not (folder / "latest").is_file() or not (folder / LAYOUT_FILE).is_file():
         raise TrainingInputError(
             f"{folder} holds no state of a divided model to resume from (no {LAYOUT_FILE}); give a "

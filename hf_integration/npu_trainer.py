@@ -297,13 +297,13 @@ class NpuTrainer(Trainer):
         """Return what `save_state` and `load_state` take."""
         by_engine = isinstance(self.lr_scheduler, DeepSpeedSchedulerWrapper)
         scheduler = None if by_engine else self.lr_scheduler
-        return self._engine, Path(folder), self.args.parallel_config, scheduler
+        return self._engine, Path(folder), self.mesh, scheduler
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if not self.parallel.divides:
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        save_state(*self._state(output_dir), writes=self.args.should_save)
+        save_state(*self._state(output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if not self.parallel.divides:  # else the engine loads the weights, once it is there
