@@ -1,40 +1,28 @@
 """Checkpoints of a run, one directory each, that are either there and whole or not there at all.
 
-A run's directory holds ``checkpoint-<step>`` for each save. One comes about so:
-
-1. ``.tmp-checkpoint-<step>`` is made, and every rank writes its files there.
-2. When all have, the ranks divide the files among them: each is read back for its checksum and synchronised
-   to the disk.
-3. The first rank writes the manifest, synchronises it and the directories, and renames all. What had the
-   name before steps aside first, as ``.old-checkpoint-<step>``, and is deleted last.
-4. Older ones beyond `save_total_limit` are renamed to ``.tmp-…`` and deleted.
+A run's directory holds ``checkpoint-<step>`` for each save, which is written aside and renamed (`aside`).
+Older ones beyond `save_total_limit` are renamed to ``.tmp-…`` and deleted then.
 
 So whenever a process dies, whatever is called ``checkpoint-…`` is whole (`latest_good` reads it to be sure:
-disks have faults of their own), and ``.tmp-…`` is rubbish that the next save clears away. Every rank must see
-the one directory, as on a shared file system.
+disks have faults of their own), and ``.tmp-…`` is rubbish that the next save clears away.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import re
-import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ds_configs.parallel import ParallelConfig
+from npu_plugins.checkpoint.aside import ASIDE, Saving, delete
 from npu_plugins.checkpoint.errors import CheckpointError
-from npu_plugins.checkpoint.manifest import MANIFEST_FILE, FileRecord, Layout, Manifest, record
+from npu_plugins.checkpoint.manifest import MANIFEST_FILE, Layout, Manifest
 from npu_plugins.checkpoint.ranks import Ranks
 from npu_plugins.comm import ProcessMesh
 
-TEMPORARY = ".tmp-"
-ASIDE = ".old-"
 _NAME = re.compile(r"checkpoint-(\d+)")
-_FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 
 
 class Checkpoint(NamedTuple):
@@ -93,122 +81,13 @@ def save_checkpoint(
     steps = ranks.tell(step)
     if len(set(steps)) > 1:
         raise CheckpointError(f"the ranks save steps {steps}; let all of them save after the same step")
-    job = _Saving(directory, checkpoint_name(step), ranks)
-    job.together(job.begin)
-    job.together(lambda: job.everyone_sees_it(write))
-    records = job.collect()
     layout = Layout(ParallelConfig() if mesh is None else mesh.config, zero_stage)
-    manifest = Manifest(step, layout, model, records, dict(extra or {}))
-    job.together(lambda: job.publish(manifest))
-    job.tidy(save_total_limit, {step, *keep})
-    return directory / checkpoint_name(step)
-
-
-class _Saving:
-    """One save in progress."""
-
-    def __init__(self, directory: Path, name: str, ranks: Ranks) -> None:
-        self.directory, self.name, self.ranks = directory, name, ranks
-        self.staging = directory / (TEMPORARY + name)
-
-    def together(self, action: Callable[[], None]) -> None:
-        """Run it on every rank; go on if it succeeded on all of them, else undo everything and raise."""
-        self._agree(_attempt(action))
-
-    def begin(self) -> None:
-        """Clear away what a crash left, and make the directory to write into (the first rank)."""
-        if self.ranks.rank == 0:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            clean(self.directory)
-            self.staging.mkdir()
-
-    def everyone_sees_it(self, write: Callable[[Path], None]) -> None:
-        """Let the rank write, if the directory is the same for it."""
-        if not self.staging.is_dir():
-            raise CheckpointError(
-                f"{self.directory} is not the directory that the first rank sees under this name; save to a "
-                "file system that all nodes share"
-            )
-        write(self.staging)
-
-    def collect(self) -> dict[str, FileRecord]:
-        """Divide the files among the ranks, synchronise them, and return what each is."""
-        sizes: dict[str, int] = {}
-        mine: dict[str, FileRecord] = {}
-
-        def look() -> None:
-            if self.ranks.rank == 0:
-                sizes.update(_sizes(self.staging))
-
-        def read_back() -> None:
-            for name in self.ranks.share(sizes):
-                mine[name] = record(self.staging / name, sync=True)
-
-        self.together(look)
-        sizes.update(self.ranks.first(sizes))
-        self.together(read_back)
-        everyone = self.ranks.tell(mine)
-        return {name: FileRecord(*fields) for part in everyone for name, fields in part.items()}
-
-    def publish(self, manifest: Manifest) -> None:
-        """Complete the directory and give it its name (the first rank)."""
-        if self.ranks.rank:
-            return
-        manifest.write(self.staging)
-        for folder in {self.staging, *(path for path in self.staging.rglob("*") if path.is_dir())}:
-            _sync_directory(folder)
-        target, aside = self.directory / self.name, self.directory / (ASIDE + self.name)
-        if target.exists():
-            target.rename(aside)
-        self.staging.rename(target)
-        _sync_directory(self.directory)
-
-    def tidy(self, limit: int | None, keep: Collection[int]) -> None:
-        """Delete what the new checkpoint replaces (the first rank); all ranks are told if that fails."""
-        problem = None
-        if self.ranks.rank == 0:
-            problem = _attempt(lambda: clean(self.directory))
-            if limit is not None and problem is None:
-                problem = _attempt(lambda: rotate(self.directory, limit, keep))
-        told = self.ranks.first("" if problem is None else _sentence(problem))
-        if told:
-            raise CheckpointError(
-                f"{self.name} is saved in {self.directory}, but what it replaces could not be deleted: "
-                f"{told}; mend that, or the disk fills"
-            ) from problem
-
-    def _agree(self, problem: Exception | None) -> None:
-        told = self.ranks.tell("" if problem is None else _sentence(problem))
-        failed = [(rank, text) for rank, text in enumerate(told) if text]
-        if not failed:
-            return
-        if self.ranks.rank == 0:
-            _attempt(lambda: clean(self.directory))  # if that fails too, the next save does it
-        rank, text = failed[0]
-        who = f"rank {rank}: " if self.ranks.size > 1 else ""
-        others = f" (and {len(failed) - 1} more ranks failed)" if len(failed) > 1 else ""
-        full = any(reason in text for reason in _FULL)
-        mend = "make room, or lower save_total_limit" if full else "mend that and save again"
-        raise CheckpointError(
-            f"{self.name} was not saved in {self.directory}: {who}{text}{others}; earlier checkpoints are as "
-            f"they were; {mend}"
-        ) from problem
-
-
-def clean(directory: Path) -> None:
-    """Clear away what a crash left behind; put back a checkpoint that had stepped aside for a new one.
-
-    Nothing may be saving to `directory` meanwhile.
-    """
-    for path in directory.glob(f"{ASIDE}checkpoint-*"):
-        original = directory / path.name.removeprefix(ASIDE)
-        if original.exists():
-            _delete(path)
-        else:
-            path.rename(original)
-    for pattern in ("checkpoint-*", "deleted-*checkpoint-*"):
-        for path in directory.glob(TEMPORARY + pattern):
-            shutil.rmtree(path)
+    target = directory / checkpoint_name(step)
+    job = Saving(target, ranks, "make room, or lower save_total_limit")
+    job.run(write, lambda records: Manifest(step, layout, model, records, dict(extra or {})))
+    limit, kept = save_total_limit, {step, *keep}
+    job.clear(None if limit is None else lambda: rotate(directory, limit, kept))
+    return target
 
 
 def steps_in(directory: str | Path) -> dict[int, Path]:
@@ -248,7 +127,7 @@ def rotate(directory: str | Path, limit: int, keep: Collection[int] = ()) -> lis
     paths = steps_in(directory)
     gone = [paths[step] for step in [*broken, *whole] if step not in kept]
     for path in gone:
-        _delete(path)
+        delete(path)
     return gone
 
 
@@ -281,7 +160,11 @@ def find_faults(path: str | Path, mesh: ProcessMesh | None = None) -> list[str]:
 
     Every rank returns the same.
     """
-    ranks = Ranks(mesh)
+    return faults_on(path, Ranks(mesh))
+
+
+def faults_on(path: str | Path, ranks: Ranks) -> list[str]:
+    """As `find_faults`, by ranks of any kind."""
     found: list[str] = []
     try:
         manifest = Manifest.read(path)
@@ -297,49 +180,3 @@ def _is_whole(path: Path) -> bool:
         return not Manifest.read(path).faults(path, checksums=False)
     except CheckpointError:
         return False
-
-
-def _attempt(action: Callable[[], Any]) -> Exception | None:
-    try:
-        action()
-    except Exception as error:  # whatever it is, the other ranks wait for this one and are told
-        return error
-    return None
-
-
-def _sentence(error: Exception) -> str:
-    if isinstance(error, CheckpointError):
-        return str(error)
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _sizes(directory: Path) -> dict[str, int]:
-    """The files that were written, by name.
-
-    Raises:
-        CheckpointError: there are none, or one has the manifest's name.
-    """
-    files = (path for path in directory.rglob("*") if path.is_file())
-    sizes = {path.relative_to(directory).as_posix(): path.stat().st_size for path in files}
-    if not sizes:
-        raise CheckpointError("no rank wrote a file into the directory that `write` was given")
-    if MANIFEST_FILE in sizes:
-        raise CheckpointError(f"`write` wrote {MANIFEST_FILE}, which is made here; leave it out")
-    return sizes
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _delete(path: Path) -> None:
-    """Delete a directory so that a crash half-way leaves rubbish, never a checkpoint without some files."""
-    doomed = path.with_name(f"{TEMPORARY}deleted-{path.name.lstrip('.')}")
-    if doomed.exists():
-        shutil.rmtree(doomed)
-    path.rename(doomed)
-    shutil.rmtree(doomed)

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from npu_plugins.checkpoint.atomic import TEMPORARY, find_faults
+from npu_plugins.checkpoint.aside import TEMPORARY
+from npu_plugins.checkpoint.atomic import find_faults
 from npu_plugins.checkpoint.errors import CheckpointError
 from npu_plugins.checkpoint.hugging_face import CONFIG, copy_small_files, set_dtype, write_hugging_face
 from npu_plugins.checkpoint.kinds import Found, Kind, content_of, recognise

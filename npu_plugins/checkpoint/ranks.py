@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from npu_plugins.checkpoint.errors import CheckpointError
 from npu_plugins.comm import ProcessMesh
+
+T = TypeVar("T")
 
 
 class Ranks:
@@ -61,3 +64,42 @@ class Ranks:
             if lightest == self.rank:
                 mine.append(name)
         return mine
+
+    def together(self, action: Callable[[], T]) -> T:
+        """Run an action on every rank and return its result, once it has succeeded on all of them.
+
+        Args:
+            action: must not communicate in a way that hangs when another rank fails.
+
+        Raises:
+            CheckpointError: on every rank, the same words, if it failed on one.
+        """
+        result: Any = None
+
+        def run() -> None:
+            nonlocal result
+            result = action()
+
+        problem = attempt(run)
+        told = self.tell("" if problem is None else sentence(problem))
+        failed = {text: rank for rank, text in reversed(list(enumerate(told))) if text}
+        if failed:
+            text, rank = min(failed.items(), key=lambda item: item[1])
+            more = f" (and {len(failed) - 1} other ranks failed in other ways)" if len(failed) > 1 else ""
+            raise CheckpointError(f"rank {rank}: {text}{more}") from problem
+        return result
+
+
+def attempt(action: Callable[[], Any]) -> Exception | None:
+    """Run an action; return what it raised."""
+    try:
+        action()
+    except Exception as error:  # whatever it is, the other ranks wait for this one and are told
+        return error
+    return None
+
+
+def sentence(error: Exception) -> str:
+    """Return an error in one line, for other ranks."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, CheckpointError) else f"{type(error).__name__}: {text}"
