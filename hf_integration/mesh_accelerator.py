@@ -15,6 +15,8 @@ from accelerate.utils import recursively_apply
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import seed_worker
 
+from hf_integration.data.sampler import Replica
+from hf_integration.replica_batches import of_replica
 from npu_plugins.comm import ProcessMesh, gradient_norm
 
 
@@ -33,6 +35,7 @@ class MeshAccelerator(Accelerator):
         """DeepSpeed's, of a model whose backward pass runs here: with tensor parallelism alone."""
         self.measured_norm: torch.Tensor | None = None
         """Of the last step's gradient, where DeepSpeed reports none."""
+        self._each_once = self._all_alike = self._nothing = False
 
     def prepare_data_loader(
         self, data_loader: DataLoader, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
@@ -42,11 +45,15 @@ class MeshAccelerator(Accelerator):
             return data_loader
         self._seed(data_loader)
         placed = self.device_placement if device_placement is None else device_placement
+        replicas, replica = self.mesh.size("dp"), self.mesh.rank("dp")
+        if self._each_once and replicas > 1:
+            data_loader = of_replica(data_loader, Replica(replica, replicas))
+            replicas, replica = 1, 0
         prepared = prepare_data_loader(
             data_loader,
             self.device,
-            num_processes=self.mesh.size("dp"),
-            process_index=self.mesh.rank("dp"),
+            num_processes=replicas,
+            process_index=replica,
             split_batches=self.split_batches,
             put_on_device=placed,
             rng_types=self.rng_types.copy(),
@@ -59,6 +66,33 @@ class MeshAccelerator(Accelerator):
         )
         self._dataloaders.append(prepared)
         return prepared
+
+    @contextlib.contextmanager
+    def dealing_each_sample_once(self) -> Iterator[None]:
+        """Prepare loaders, in here, whose epochs end without repeated samples (see `of_replica`)."""
+        self._each_once = True
+        try:
+            yield
+        finally:
+            self._each_once = False
+
+    @contextlib.contextmanager
+    def taking_all_for_alike(self) -> Iterator[None]:
+        """Let `gather`, in here, return this replica's tensors as if all others had the same."""
+        self._all_alike = True
+        try:
+            yield
+        finally:
+            self._all_alike = False
+
+    @contextlib.contextmanager
+    def counting_nothing(self) -> Iterator[None]:
+        """Let `backward`, in here, add zero to the gradient: of a batch that stands for none."""
+        self._nothing = True
+        try:
+            yield
+        finally:
+            self._nothing = False
 
     def _seed(self, loader: DataLoader) -> None:
         """Shuffle and collate alike on all ranks of a replica, whatever numbers they have drawn before."""
@@ -78,6 +112,8 @@ class MeshAccelerator(Accelerator):
         group = self.mesh.group("dp")
         if group is None:
             return tensor
+        if self._all_alike:
+            return torch.cat([tensor] * self.mesh.size("dp"))
         pieces = [torch.empty_like(tensor) for _ in range(self.mesh.size("dp"))]
         dist.all_gather(pieces, tensor, group=group)
         return torch.cat(pieces)
@@ -85,6 +121,8 @@ class MeshAccelerator(Accelerator):
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Run the engine's backward pass, and its step at the end of the accumulation."""
         engine = self.engine
+        if self._nothing:
+            loss = loss * 0.0
         engine.set_gradient_accumulation_boundary(is_boundary=self.sync_gradients)
         # The Trainer has scaled the loss for the accumulation already.
         engine.backward(apart(loss), scale_wrt_gas=False, **kwargs)

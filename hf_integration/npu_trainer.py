@@ -9,7 +9,7 @@ import torch
 from accelerate.utils import DeepSpeedOptimizerWrapper, DeepSpeedSchedulerWrapper
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, set_seed
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, set_seed
 
 from hf_integration.divided_checkpoints import load_state, save_state
 from hf_integration.engines import divide, engine_config, make_engine
@@ -19,12 +19,14 @@ from hf_integration.measurements import Measurements
 from hf_integration.mesh_accelerator import MeshAccelerator, apart
 from hf_integration.parallel_settings import ParallelSettings
 from hf_integration.prediction import from_last_stage, stage_logits
+from hf_integration.replica_batches import StandIn
+from hf_integration.replica_data import ReplicaData
 from npu_plugins.checkpoint import save_hf
 from npu_plugins.comm import ProcessMesh
 from npu_plugins.pipeline import hf_names
 
 
-class NpuTrainer(Trainer):
+class NpuTrainer(ReplicaData):
     """`transformers.Trainer` that also trains with tensor, pipeline and data parallelism at once.
 
     With `NpuTrainingArguments` that ask for tp × pp = 1, or with plain `TrainingArguments`, it is the Trainer
@@ -96,23 +98,6 @@ class NpuTrainer(Trainer):
         self.accelerator = MeshAccelerator(self.mesh, seed, **self._accelerator_arguments)
         self.gather_function = self.accelerator.gather_for_metrics
 
-    # Arithmetic: a block of tp × pp ranks reads one batch
-
-    def get_tp_size(self) -> int:
-        """Return how many ranks read the same batch, by which the Trainer divides its counts of ranks."""
-        return self.parallel.tp * self.parallel.pp if self.parallel.divides else super().get_tp_size()
-
-    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Any:
-        items = super()._get_num_items_in_batch(batch_samples, device)
-        if items is None or not self.parallel.divides:
-            return items
-        # The parent divides by the ranks of a block, but `gather` has asked each replica once.
-        return (items * self.get_tp_size()).round()
-
-    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Return this rank's share of the operations on a batch; the Trainer adds up all ranks'."""
-        return super().floating_point_ops(inputs) // (self.get_tp_size() if self.parallel.divides else 1)
-
     # The engine
 
     def _prepare_for_training(
@@ -176,15 +161,20 @@ class NpuTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> torch.Tensor:
         """Train on a batch; in a pipeline, keep it until those of the whole step are there."""
-        self._measurements.count(inputs)
+        stands_in = isinstance(inputs, StandIn)
+        if not stands_in:
+            self._measurements.count(inputs)
         if self.parallel.pp == 1:
-            return super().training_step(model, inputs, num_items_in_batch)
+            if not stands_in:
+                return super().training_step(model, inputs, num_items_in_batch)
+            with self.accelerator.counting_nothing():
+                return torch.zeros_like(super().training_step(model, inputs, num_items_in_batch))
         items = None if num_items_in_batch is None else float(num_items_in_batch)
         self._pending.append(MicroBatch(inputs, items))
         if not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.args.device)
         count = self.args.gradient_accumulation_steps
-        batches = [each.for_engine() for each in self._pending]
+        batches = [each.for_engine(isinstance(each.inputs, StandIn)) for each in self._pending]
         # The end of an epoch may have fewer, but a schedule has its number: the rest count nothing.
         batches += [self._pending[-1].for_engine(filler=True)] * (count - len(batches))
         self._pending.clear()
@@ -244,6 +234,7 @@ class NpuTrainer(Trainer):
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor | None, Any, Any]:
         """Return loss, logits and labels of a batch, on every rank of the replica."""
+        inputs = dict(self.without_repeated_rows(inputs)) if self.parallel.divides else inputs
         if self.parallel.pp == 1:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         inputs = self._prepare_inputs(inputs)
