@@ -60,6 +60,22 @@ class NpuTrainingArguments(TrainingArguments):
         },
     )
 
+    resume_from_checkpoint: str | None = field(
+        default=None,
+        metadata={
+            "help": "Checkpoint to go on from; without a value, the newest good one in output_dir.",
+            "nargs": "?",
+            "const": True,
+        },
+    )
+    allow_layout_change: bool = field(
+        default=False,
+        metadata={"help": "Go on from a checkpoint of other degrees (tensor, pipeline, data) or ZeRO stage."},
+    )
+    save_on_sigterm: bool = field(
+        default=True,
+        metadata={"help": "On SIGTERM, save after the step in progress, on all ranks, and end training."},
+    )
     dry_run: bool = field(
         default=False,
         metadata={
@@ -68,6 +84,8 @@ class NpuTrainingArguments(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
+        if self.enable_jit_checkpoint:  # transformers' name for it, whose ranks would not agree on a step
+            self.save_on_sigterm, self.enable_jit_checkpoint = True, False
         self.parallel = self._read_parallel()
         divides = self.parallel.divides
         given: Any = self.deepspeed  # type: ignore[has-type]

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, set_seed
 
-from hf_integration.divided_checkpoints import load_state, save_state
+from hf_integration.checkpointing.trainer import CheckpointingTrainer
+from hf_integration.divided_checkpoints import load_state
 from hf_integration.engines import divide, engine_config, make_engine
 from hf_integration.errors import TrainingInputError
 from hf_integration.last_stage import LastStage, MicroBatch, loss_of
@@ -26,7 +27,7 @@ from npu_plugins.comm import ProcessMesh
 from npu_plugins.pipeline import hf_names
 
 
-class NpuTrainer(ReplicaData):
+class NpuTrainer(ReplicaData, CheckpointingTrainer):
     """`transformers.Trainer` that also trains with tensor, pipeline and data parallelism at once.
 
     With `NpuTrainingArguments` that ask for tp × pp = 1, or with plain `TrainingArguments`, it is the Trainer
@@ -105,6 +106,7 @@ class NpuTrainer(ReplicaData):
     ) -> tuple[Any, DataLoader]:
         if not self.parallel.divides:
             return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        self._guard_workers(train_dataloader)
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
         self._make_engine(max_steps, with_optimizer=True)
@@ -284,28 +286,9 @@ class NpuTrainer(ReplicaData):
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
-    def _state(self, folder: str) -> tuple[Any, Path, Any, Any]:
-        """Return what `save_state` and `load_state` take."""
-        by_engine = isinstance(self.lr_scheduler, DeepSpeedSchedulerWrapper)
-        scheduler = None if by_engine else self.lr_scheduler
-        return self._engine, Path(folder), self.mesh, scheduler
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not self.parallel.divides:
-            super()._save_optimizer_and_scheduler(output_dir)
-            return
-        save_state(*self._state(output_dir))
-
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if not self.parallel.divides:  # else the engine loads the weights, once it is there
             super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _load_best_model(self) -> None:
-        if not self.parallel.divides:
-            super()._load_best_model()
-            return
-        assert self.state.best_model_checkpoint is not None
-        load_state(*self._state(self.state.best_model_checkpoint))
 
 
 class _ForgetUnfinishedStep(TrainerCallback):
