@@ -107,8 +107,8 @@ def _refusal(path: Path, text: str) -> CheckpointError:
     what = f"it asks for {named.group(1)}" if named else _first_line(text)
     return CheckpointError(
         f"{path} holds more than tensors and plain values: {what}, and nothing of it was run; get the "
-        "weights as safetensors, or, if you know who made the file and trust it, save its tensors again with "
-        "torch.save"
+        "weights as safetensors, or, if you know who made the file and trust it, name that with "
+        "torch.serialization.add_safe_globals or save its tensors again with torch.save"
     )
 
 

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from ds_configs.parallel import ParallelConfig
 from npu_plugins.comm import ProcessMesh
 from npu_plugins.pipeline import batches
-from npu_plugins.pipeline.checkpoints.weights import functions_to_save
+from npu_plugins.pipeline.checkpoints.modules import functions_to_save
 from npu_plugins.pipeline.config import PipelineConfig
 from npu_plugins.pipeline.control import Control
 from npu_plugins.pipeline.errors import PipelineError

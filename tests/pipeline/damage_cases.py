@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from npu_plugins.checkpoint import CheckpointError
+from npu_plugins.checkpoint.manifest import MANIFEST_FILE
 from tests.pipeline.layout_cases import Layout, disturb, engine_at, go_on, states_of, stock_engine
 from tests.pipeline.models import Case
 
@@ -54,6 +55,27 @@ def gone(name: str) -> Callable[[Path], object]:
     return lambda copy: (copy / name).unlink()
 
 
+def flipped(name: str) -> Callable[[Path], object]:
+    """Change one bit in the middle of a file."""
+
+    def change(copy: Path) -> None:
+        content = bytearray((copy / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (copy / name).write_bytes(content)
+
+    return change
+
+
+def without_manifest(change: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Damage a checkpoint that has no manifest, as DeepSpeed's own have none."""
+
+    def both(copy: Path) -> None:
+        (copy / MANIFEST_FILE).unlink()
+        change(copy)
+
+    return both
+
+
 def damaged(backend: str, directory: str) -> None:
     """A file is missing, cut short or hostile: every rank names it, and nothing has been loaded."""
     case = Case(tied=True, steps=2)
@@ -73,22 +95,26 @@ def damaged(backend: str, directory: str) -> None:
 
     for name in ("layer_00", "layer_05"):
         file = f"{name}-model_states.pt"
-        refused(rf"rank \d: .*copy/{file} \(\d+ bytes\) cannot be read, it was cut short", cut(file))
-        refused(f"copy/{file} is missing", gone(file))
+        words = rf"rank \d: .*copy/{file} \(\d+ bytes\) is no whole file of torch.save.*cut short"
+        refused(words, without_manifest(cut(file)))
+        refused(f"copy/{file} is missing", without_manifest(gone(file)))
+        refused(rf"copy is damaged: {file} has \d+ bytes, not \d+: it was cut short", cut(file))
+        refused(f"copy is damaged: {file} has another content than was saved", flipped(file))
     for file in ("mp_rank_01_model_states.pt", "zero_pp_rank_0_mp_rank_01_optim_states.pt"):
-        refused(f"copy/{file} .*cut short", cut(file))
-        refused(f"copy/{file} is missing", gone(file))
+        refused(f"copy/{file} .*cut short", without_manifest(cut(file)))
+        refused(f"copy/{file} is missing", without_manifest(gone(file)))
+        refused(f"copy is damaged: {file} is missing; .*delete its {MANIFEST_FILE}", gone(file))
     trap = Path(directory, "trap")
     hostile = {"x": torch.zeros(1), "y": Evil(str(trap))}
     refused(
         "layer_03-model_states.pt holds more than tensors and plain values.*add_safe_globals",
-        lambda copy: torch.save(hostile, copy / "layer_03-model_states.pt"),
+        without_manifest(lambda copy: torch.save(hostile, copy / "layer_03-model_states.pt")),
     )
     assert not trap.exists()
     other = {"norm.weight": torch.zeros(3)}
     refused(
         r"layer 3 in .* lacks .*up.weight.*load_module_strict=False",
-        lambda copy: torch.save(other, copy / "layer_03-model_states.pt"),
+        without_manifest(lambda copy: torch.save(other, copy / "layer_03-model_states.pt")),
     )
     engine.load_checkpoint(directory, tag="good")
     assert engine.global_steps == 1
@@ -120,21 +146,22 @@ def cut_off(backend: str, directory: str) -> None:
     save = engine.checkpoint_engine.save
     for rank, failing in ((0, 0), (1, 1), (1, 4), (0, 5)):
         engine.checkpoint_engine.save = fails_at(save, failing if dist.get_rank() == rank else -1)
-        with pytest.raises(CheckpointError, match=rf"rank {rank}: OSError: .*No space left on device"):
+        words = rf"last was not saved in .*: rank {rank}: OSError: .*No space left .*; make room"
+        with pytest.raises(CheckpointError, match=words):
             engine.save_checkpoint(directory, tag="last")
         engine.checkpoint_engine.save = save
         assert not list(Path(directory).glob(".*")), "what was half written is gone"
         loads(engine, directory, good)
         go_on(case, engine, range(1, 2))
     if dist.get_rank() == 0:  # what a killed process leaves
-        Path(directory, ".first.saving").mkdir()
+        Path(directory, ".tmp-last").mkdir()
     dist.barrier()
     engine.save_checkpoint(directory, tag="last")
     latest = states_of(engine)
     disturb(engine)
     loads(engine, directory, latest)
     if dist.get_rank() == 0:  # as if the crash had come when the old one had stepped aside
-        Path(directory, "last").rename(Path(directory, ".last.old"))
+        Path(directory, "last").rename(Path(directory, ".old-last"))
     dist.barrier()
     disturb(engine)
     loads(engine, directory, latest)

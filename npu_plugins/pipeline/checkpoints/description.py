@@ -7,7 +7,9 @@ divides, the shards. All of it is plain values under one key, which DeepSpeed ha
 
 from __future__ import annotations
 
+import copy
 import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +24,9 @@ from deepspeed.checkpoint.constants import (
     UNIVERSAL_CHECKPOINT_VERSION_VALUE,
 )
 
+from npu_plugins.checkpoint.manifest import model_digest
 from npu_plugins.pipeline.checkpoints.division import Division
+from npu_plugins.pipeline.checkpoints.modules import stored_modules
 from npu_plugins.pipeline.checkpoints.places import hyperparameters, named_groups
 from npu_plugins.tensor_parallel.shard import Shard
 
@@ -38,6 +42,8 @@ def describe(engine: Any) -> dict[str, Any]:
         "format": FORMAT,
         "groups": named_groups(engine) if has_optimizer else [],
         "hyperparameters": hyperparameters(engine) if has_optimizer else [],
+        "modules": {each.prefix: list(each.layers) for each in stored_modules(module)},
+        "hf_names": _hf_names(module),
         "parameters": {name: _described(value) for name, value in _all_names(module)},
         "schedule": module.schedule_name,
         "parts": list(module.parts),
@@ -61,6 +67,15 @@ def tied_names(module: Any) -> set[str]:
     }
 
 
+def _hf_names(module: Any) -> dict[str, str]:
+    """Parameters' names in the Hugging Face model by those in the pipeline, if it is one of such a model."""
+    if not hasattr(module, "hf_model"):
+        return {}
+    from npu_plugins.pipeline.hf.names import hf_names  # needs transformers, which other pipelines do without
+
+    return hf_names(module)
+
+
 def _all_names(module: Any) -> Any:
     """Parameters by name, those that have two twice: a layer's file has both."""
     return module.named_parameters(remove_duplicate=False)
@@ -68,6 +83,27 @@ def _all_names(module: Any) -> Any:
 
 def _described(parameter: torch.Tensor) -> dict[str, Any]:
     return {"shape": list(parameter.shape), **Division.of(parameter).plain()}
+
+
+def identity(engine: Any) -> str:
+    """Return the digest of the model, the same at every layout; all ranks of a pipeline call this."""
+    module = engine.module
+    if hasattr(module, "hf_model"):
+        return model_digest(module.config)
+    shapes: dict[str, list[int]] = {}
+    for stage in engine.control.of_pipeline(
+        {name: Division.of(value).full_shape(value.shape) for name, value in module.named_parameters()}
+    ):
+        shapes |= stage
+    return model_digest({"pipeline": shapes})
+
+
+def write_config(module: Any, directory: Path) -> None:
+    """Write config.json, if it is a Hugging Face model."""
+    if hasattr(module, "hf_model"):
+        config = copy.deepcopy(module.config)
+        config.architectures = [module.model_class.__name__]
+        config.save_pretrained(directory)
 
 
 def universal_info(engine: Any) -> dict[str, Any]:

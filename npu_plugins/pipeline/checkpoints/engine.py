@@ -10,10 +10,17 @@ from deepspeed.runtime.model_checkpointing.constants import CHECKPOINT_WRITER
 
 from npu_plugins.checkpoint.errors import CheckpointError
 from npu_plugins.pipeline.checkpoints import saving
-from npu_plugins.pipeline.checkpoints.description import KEY, UNIVERSAL_KEY, copies, describe, universal_info
+from npu_plugins.pipeline.checkpoints.description import (
+    KEY,
+    UNIVERSAL_KEY,
+    copies,
+    describe,
+    identity,
+    universal_info,
+)
 from npu_plugins.pipeline.checkpoints.loading import Wanted, load, tag_of_latest
 from npu_plugins.pipeline.checkpoints.places import check_places, is_partitioned
-from npu_plugins.pipeline.checkpoints.storage import DurableFiles
+from npu_plugins.pipeline.checkpoints.storage import ReadableFiles
 from npu_plugins.pipeline.errors import StageError
 
 _LOG = logging.getLogger(__name__)
@@ -45,7 +52,7 @@ class EngineCheckpoints:
                 "files at another layout; leave it out and save to a file system that all nodes share"
             )
         super()._configure_checkpointing()  # type: ignore[misc]
-        self.checkpoint_engine = DurableFiles(self._config)
+        self.checkpoint_engine = ReadableFiles(self._config)
 
     def train_batch(self, data_iter: Any = None) -> Any:
         """Train one batch; one that fails leaves the layers' seeds as they were.
@@ -101,7 +108,8 @@ class EngineCheckpoints:
     ) -> tuple[str | None, dict[str, Any] | None]:
         """Load a checkpoint that was saved at any number of stages, replicas and tensor-parallel ranks.
 
-        Every rank calls this. Files are looked at on all ranks before anything is loaded. With
+        Every rank calls this. Files are looked at on all ranks before anything is loaded, by their checksums
+        too if there is a manifest. With
         ``"checkpoint": {"load_universal": true}`` the checkpoint is a folder of ``ds_to_universal.py``.
 
         Args:
@@ -149,6 +157,7 @@ class EngineCheckpoints:
         """Gather, once, what all saves repeat; every rank calls this when the engine is built."""
         check_places(self)
         self._universal_info = universal_info(self)
+        self._model_identity = identity(self)
         if not is_partitioned(self):
             return
         # ds_to_universal.py takes every stage's fragments of a tied weight, which with replicas are cut at

@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from npu_plugins.checkpoint.aside import found_at
+from npu_plugins.checkpoint.atomic import faults_on
 from npu_plugins.checkpoint.errors import CheckpointError
+from npu_plugins.checkpoint.manifest import MANIFEST_FILE
+from npu_plugins.checkpoint.ranks import Ranks
 from npu_plugins.pipeline.checkpoints.description import KEY
+from npu_plugins.pipeline.checkpoints.modules import stored_modules
 from npu_plugins.pipeline.checkpoints.restore import Restoring, refresh_master
-from npu_plugins.pipeline.checkpoints.saving import old_of
 from npu_plugins.pipeline.checkpoints.source import Files
 from npu_plugins.pipeline.checkpoints.states import SavedStates, UniversalStates
-from npu_plugins.pipeline.checkpoints.together import together
-from npu_plugins.pipeline.checkpoints.weights import WeightsToLoad, stored_modules
+from npu_plugins.pipeline.checkpoints.storage import ControlRanks
+from npu_plugins.pipeline.checkpoints.weights import WeightsToLoad
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,29 @@ def load(engine: Any, load_dir: Path, tag: str, wanted: Wanted) -> tuple[str, di
     Raises:
         CheckpointError: on every rank, if it does not fit one; nothing has been loaded then.
     """
-    directory = load_dir / tag
-    if not directory.is_dir() and old_of(directory).is_dir():  # replacing it was cut off
-        directory = old_of(directory)
-    job = together(engine.control, lambda: _Loading(engine, directory, wanted))
+    directory, ranks = found_at(load_dir / tag), ControlRanks(engine.control)
+    check_whole(directory, ranks)
+    job = ranks.together(lambda: _Loading(engine, directory, wanted))
     job.apply()
     engine.control.worst(0)
     return str(job.path), job.client_state()
+
+
+def check_whole(directory: Path, ranks: Ranks) -> None:
+    """Read a checkpoint through if it has a manifest; the ranks divide its files (a collective).
+
+    Raises:
+        CheckpointError: on every rank, if a file is missing or has another size or checksum.
+    """
+    if not ranks.first((directory / MANIFEST_FILE).is_file()):
+        return
+    faults = faults_on(directory, ranks)
+    if faults:
+        more = f" (and {len(faults) - 1} more faults)" if len(faults) > 1 else ""
+        raise CheckpointError(
+            f"{directory} is damaged: {faults[0]}{more}; load another checkpoint, or delete its "
+            f"{MANIFEST_FILE} if you have changed it yourself"
+        )
 
 
 def tag_of_latest(engine: Any, load_dir: Path, universal: bool) -> str | None:

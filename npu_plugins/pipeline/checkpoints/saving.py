@@ -1,31 +1,20 @@
 """Saving a checkpoint: all files of all ranks, and only then its name and ``latest``.
 
 DeepSpeed 0.19.8 writes into the final directory and lets rank 0 write ``latest`` when its own files are done,
-whatever the others do. Here everything goes to ``.TAG.saving``; when all ranks have written and synchronised
-their files, that becomes ``TAG`` in one step, and then ``latest`` names it. A directory TAG of before makes
-room as ``.TAG.old`` and is deleted last; a load takes it if a crash came between.
+whatever the others do. Here everything is written aside and renamed (`npu_plugins.checkpoint.aside`), with a
+manifest of sizes and checksums, and then ``latest`` names it.
 """
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
+from npu_plugins.checkpoint.aside import Saving, write_text
 from npu_plugins.checkpoint.errors import CheckpointError
-from npu_plugins.pipeline.checkpoints.description import KEY
-from npu_plugins.pipeline.checkpoints.storage import sync_directory, write_text
-from npu_plugins.pipeline.checkpoints.together import together
-
-
-def staging_of(directory: Path) -> Path:
-    """Return where a checkpoint is written before it has its name."""
-    return directory.with_name(f".{directory.name}.saving")
-
-
-def old_of(directory: Path) -> Path:
-    """Return where the checkpoint that is replaced is meanwhile."""
-    return directory.with_name(f".{directory.name}.old")
+from npu_plugins.checkpoint.manifest import Layout, Manifest
+from npu_plugins.pipeline.checkpoints.description import KEY, write_config
+from npu_plugins.pipeline.checkpoints.storage import ControlRanks
 
 
 def save(
@@ -44,22 +33,22 @@ def save(
     Raises:
         CheckpointError: on every rank, if one failed; what was saved before is as it was.
     """
-    directory = save_dir / tag
-    staging, control = staging_of(directory), engine.control
-    together(control, lambda: _check(engine, tag, client_state))
-    _same_tag(engine, tag)
-    together(control, lambda: _make_room(staging) if engine.global_rank == 0 else None)
-    below = staging.relative_to(save_dir).as_posix()
-    try:
-        together(control, lambda: _write(engine, save_dir, below, client_state, frozen))
-        together(control, lambda: _publish(staging, directory) if engine.global_rank == 0 else None)
-    except CheckpointError:
-        if engine.global_rank == 0:  # nobody writes any more; half a checkpoint only fills the disk
-            shutil.rmtree(staging, ignore_errors=True)
-        control.worst(0)
-        raise
+    ranks = ControlRanks(engine.control)
+    ranks.together(lambda: _check(engine, tag, client_state))
+    tags = sorted(set(ranks.tell(tag)))
+    if len(tags) > 1:
+        raise CheckpointError(
+            f"the ranks save under different tags, {', '.join(tags)}; give one tag everywhere"
+        )
+    job = Saving(save_dir / tag, ranks)
+    layout = Layout(engine.mesh.config, engine.zero_optimization_stage())
+    job.run(
+        lambda staging: _write(engine, save_dir, staging, client_state, frozen),
+        lambda records: Manifest(engine.global_steps, layout, engine._model_identity, records),
+    )
     if latest:
-        together(control, lambda: write_text(save_dir / "latest", tag) if engine.global_rank == 0 else None)
+        ranks.together(lambda: write_text(save_dir / "latest", tag) if ranks.rank == 0 else None)
+    job.clear()
 
 
 def _check(engine: Any, tag: str, client_state: dict[str, Any]) -> None:
@@ -77,41 +66,12 @@ def _check(engine: Any, tag: str, client_state: dict[str, Any]) -> None:
         )
 
 
-def _same_tag(engine: Any, tag: str) -> None:
-    tags = sorted(set(engine.control.texts(tag)))
-    if len(tags) > 1:
-        raise CheckpointError(
-            f"the ranks save under different tags, {', '.join(tags)}; give one tag everywhere"
-        )
-
-
-def _make_room(staging: Path) -> None:
-    for left in staging.parent.glob(".*.saving"):  # by a process that died
-        shutil.rmtree(left)
-    staging.mkdir(parents=True)
-
-
-def _write(engine: Any, save_dir: Path, below: str, client_state: dict[str, Any], frozen: bool) -> None:
-    if not (save_dir / below).is_dir():
-        raise CheckpointError(
-            f"{save_dir} is not the directory that rank 0 sees under this name; save to a file system that "
-            "all nodes share"
-        )
+def _write(engine: Any, save_dir: Path, staging: Path, client_state: dict[str, Any], frozen: bool) -> None:
+    below = staging.relative_to(save_dir).as_posix()
     engine._save_checkpoint(
         str(save_dir), below, client_state=client_state, exclude_frozen_parameters=not frozen
     )
     if engine.save_zero_checkpoint:
         engine._save_zero_checkpoint(str(save_dir), below)
-
-
-def _publish(staging: Path, directory: Path) -> None:
-    sync_directory(staging)
-    old = old_of(directory)
-    if directory.exists():
-        if old.exists():
-            shutil.rmtree(old)
-        directory.rename(old)
-    staging.rename(directory)
-    sync_directory(directory.parent)
-    if old.exists():
-        shutil.rmtree(old)
+    if engine.global_rank == 0:
+        write_config(engine.module, staging)

@@ -17,11 +17,11 @@ from deepspeed.checkpoint.constants import (
 )
 
 from npu_plugins.checkpoint.errors import CheckpointError
+from npu_plugins.checkpoint.torch_files import read_torch
 from npu_plugins.pipeline.checkpoints import entries
 from npu_plugins.pipeline.checkpoints.description import KEY
 from npu_plugins.pipeline.checkpoints.division import Division
 from npu_plugins.pipeline.checkpoints.entries import Entry
-from npu_plugins.pipeline.checkpoints.storage import read
 
 _OPTIMIZER_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 
@@ -52,12 +52,12 @@ class Files:
         self.dp = first["dp_world_size"]
         for place in range(self.pp * self.tp):
             if not self._mp_file(place).is_file():
-                read(self._mp_file(place))  # which says that it is missing
+                read_torch(self._mp_file(place))  # which says that it is missing
 
     def read(self, path: Path) -> Any:
         """Return what a file holds."""
         if path not in self._read:
-            self._read[path] = read(path)
+            self._read[path] = read_torch(path)
         return self._read[path]
 
     def _mp_file(self, place: int) -> Path:
@@ -90,7 +90,7 @@ class Files:
                 names = [f"layer_{index:02d}-model_{rank:02d}-model_states.pt" for rank in range(self.tp)]
             here = {path.name for path in files}
             missing = next((name for name in names if name not in here), names[0])
-            read(self.directory / missing)
+            read_torch(self.directory / missing)
         return [self.read(path) for path in files]
 
     # Parameters

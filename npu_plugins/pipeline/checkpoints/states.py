@@ -10,12 +10,12 @@ import torch
 from deepspeed.checkpoint.constants import PARAM
 
 from npu_plugins.checkpoint.errors import CheckpointError
+from npu_plugins.checkpoint.torch_files import read_torch
 from npu_plugins.pipeline.checkpoints import entries
 from npu_plugins.pipeline.checkpoints.division import Division
 from npu_plugins.pipeline.checkpoints.entries import MASTER, Entry
 from npu_plugins.pipeline.checkpoints.places import named_groups
 from npu_plugins.pipeline.checkpoints.source import Files, settings_by_name
-from npu_plugins.pipeline.checkpoints.storage import read
 
 
 class SavedStates:
@@ -102,7 +102,7 @@ class UniversalStates:
             CheckpointError: it is no universal folder, or its hyperparameters cannot be told by parameter.
         """
         self.files, self._folder = files, files.directory / "zero"
-        self._common: Mapping[str, Any] = read(self._folder / "optimizer_state.pt")
+        self._common: Mapping[str, Any] = read_torch(self._folder / "optimizer_state.pt")
         self._own_groups = named_groups(engine)
 
     def division(self, name: str) -> Division:
@@ -147,13 +147,13 @@ class UniversalStates:
         tensors: dict[str, torch.Tensor] = {}
         scalars: dict[str, Any] = {}
         for path in sorted(folder.glob("*.pt")):
-            value = read(path)
+            value = read_torch(path)
             if isinstance(value, Mapping):
                 tensors[path.stem] = self.files.division(name).unpadded(value[PARAM]).reshape(-1)
             else:
                 scalars[path.stem] = value
         if MASTER not in tensors:
-            read(folder / f"{MASTER}.pt")
+            read_torch(folder / f"{MASTER}.pt")
         return [Entry([tensors], scalars, self._settings.get(name, {}))]
 
     def loss_scale(self) -> dict[str, Any] | None:

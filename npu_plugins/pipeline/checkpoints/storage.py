@@ -1,97 +1,26 @@
-"""Single files of a checkpoint: written whole or not at all, read without running anything that is in them.
+"""Single files of a checkpoint, and the ranks that save or load them.
 
-DeepSpeed 0.19.8 writes each file in place and reads it with ``torch.load(weights_only=False)``, which runs
-whatever a file asks for. Here torch's restricted unpickler reads, which builds tensors, plain values and the
-few classes of `_known_classes`; every file is read back in the same way right after it was written, so that
-nothing is saved that could not be loaded.
+DeepSpeed 0.19.8 reads files with ``torch.load(weights_only=False)``, which runs whatever a file asks for.
+Here `read_torch` reads, which builds tensors and plain values; and every file is read so right after it was
+written, so that nothing is saved that could not be loaded.
 """
 
 from __future__ import annotations
 
-import os
-import pickle
-import zipfile
+import json
 from pathlib import Path
 from typing import Any
 
-import torch
-from deepspeed.checkpoint.universal_checkpoint import SubparamShape
+import torch.distributed as dist
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
-from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-from deepspeed.runtime.zero.config import ZeroStageEnum
-from deepspeed.utils.tensor_fragment import fragment_address
 
 from npu_plugins.checkpoint.errors import CheckpointError
+from npu_plugins.checkpoint.ranks import Ranks
+from npu_plugins.checkpoint.torch_files import read_torch
 
 
-def _known_classes() -> list[Any]:
-    """The classes that DeepSpeed puts into its files; they hold numbers and do nothing when built."""
-    return [fragment_address, LossScaler, DynamicLossScaler, SubparamShape, ZeroStageEnum]
-
-
-def read(path: Path) -> Any:
-    """Return what a file holds, its tensors on the CPU and read from the disk when they are used.
-
-    Raises:
-        CheckpointError: it is missing, cut short, or holds an object of another class.
-    """
-    if not path.is_file():
-        raise CheckpointError(
-            f"{path} is missing; the checkpoint was not saved to its end, or not copied whole: copy the "
-            "file, or load another checkpoint"
-        )
-    try:
-        with torch.serialization.safe_globals(_known_classes()):
-            # Only zip files, which torch.save has written since 1.6, can be mapped.
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except pickle.UnpicklingError as error:
-        if "Unsupported" not in str(error) and "GLOBAL" not in str(error):
-            raise _damaged(path, error) from error
-        reason = next(line for line in str(error).splitlines() if "nsupported" in line or "GLOBAL" in line)
-        raise CheckpointError(
-            f"{path} holds more than tensors and plain values, and nothing else is unpickled: "
-            f"{reason.strip()}; if you trust it, name the class with torch.serialization.add_safe_globals"
-        ) from error
-    except (RuntimeError, EOFError, OSError, KeyError, ValueError) as error:
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: Path, error: Exception) -> CheckpointError:
-    first = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-    return CheckpointError(
-        f"{path} ({path.stat().st_size} bytes) cannot be read, it was cut short or damaged: {first}; copy it "
-        "again, or load another checkpoint"
-    )
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory survive a loss of power."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sync_file(path: Path) -> None:
-    """Make a file's content survive a loss of power."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a small file in one step: a reader finds the old text or the new one."""
-    beside = path.with_name(f".{path.name}.new")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-    sync_directory(path.parent)
-
-
-class DurableFiles(TorchCheckpointEngine):
-    """DeepSpeed's checkpoint engine, which waits for the disk, reads back what it wrote, unpickles little."""
+class ReadableFiles(TorchCheckpointEngine):
+    """DeepSpeed's checkpoint engine, which reads what it wrote, and unpickles little."""
 
     def save(self, state_dict: Any, path: str) -> None:
         """Write a file.
@@ -100,9 +29,37 @@ class DurableFiles(TorchCheckpointEngine):
             CheckpointError: it holds something that could not be loaded.
         """
         super().save(state_dict, path)
-        sync_file(Path(path))
-        read(Path(path))
+        try:
+            read_torch(Path(path))
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"what is saved could not be loaded: {error}; if it is of client_state, put plain values and "
+                "tensors there"
+            ) from error
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """Return what a file holds; tensors are on the CPU whatever `map_location` says."""
-        return read(Path(path))
+        return read_torch(Path(path))
+
+
+class ControlRanks(Ranks):
+    """The ranks of a pipeline engine, which tell each other over the host."""
+
+    def __init__(self, control: Any) -> None:
+        """Take the connection, a `npu_plugins.pipeline.control.Control`."""
+        super().__init__()
+        self._control = control
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return dist.get_rank()
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return dist.get_world_size()
+
+    def tell(self, value: Any) -> list[Any]:
+        """Return every rank's value in the order of ranks; anything that JSON holds."""
+        return [json.loads(text) for text in self._control.texts(json.dumps(value))]
