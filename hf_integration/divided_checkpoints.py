@@ -6,21 +6,25 @@ model; `load_state` brings weights, optimizer, learning rate and loss scale back
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from transformers.trainer import SCHEDULER_NAME
 
-from ds_configs.parallel import ParallelConfig
 from hf_integration.errors import TrainingInputError
+from npu_plugins.checkpoint import CheckpointError
+from npu_plugins.checkpoint.state import (
+    INDEX_FILE,
+    STATE_FOLDER,
+    Trained,
+    holds_state,
+    load_training_state,
+    save_training_state,
+)
 from npu_plugins.comm import ProcessMesh
-
-LAYOUT_FILE = "parallel_layout.json"
 
 
 @dataclass(frozen=True)
@@ -45,13 +49,7 @@ def save_state(engine: Any, folder: Path, mesh: ProcessMesh | None, scheduler: A
     Raises:
         TrainingInputError: on every rank, if one cannot save what it has.
     """
-    assert mesh is not None
-    engine.save_checkpoint(str(folder))
-    if mesh.global_rank == 0:
-        (folder / LAYOUT_FILE).write_text(json.dumps(asdict(mesh.config), indent=2) + "\n", encoding="utf-8")
-        if scheduler is not None:
-            torch.save(scheduler.state_dict(), folder / SCHEDULER_NAME)
-    dist.barrier()
+    _together(lambda: save_training_state(_trained(engine, mesh, scheduler), folder))
 
 
 def load_state(engine: Any, folder: Path, mesh: ProcessMesh | None, scheduler: Any = None) -> None:
@@ -67,33 +65,24 @@ def load_state(engine: Any, folder: Path, mesh: ProcessMesh | None, scheduler: A
         TrainingInputError: on every rank, if the checkpoint has no such state, is damaged or is of another
             model; nothing has been loaded then.
     """
-    assert mesh is not None
-    layout = mesh.config
-    if not (folder / "latest").is_file() or not (folder / LAYOUT_FILE).is_file():
+    if not holds_state(folder):
         raise TrainingInputError(
-            f"{folder} holds no state of a divided model to resume from (no {LAYOUT_FILE}); give a "
-            "checkpoint of a run with tensor or pipeline parallelism and without --save_only_model, or start "
-            "from its weights with --model_name_or_path"
-        )
-    saved = ParallelConfig(**json.loads((folder / LAYOUT_FILE).read_text(encoding="utf-8")))
-    if saved != layout and 1 in (saved.pp, layout.pp):
-        raise TrainingInputError(
-            f"{folder} was saved at {_told(saved)}, but this run has {_told(layout)}; resume at the same "
-            "degrees (from pipeline to pipeline they may change), or start from its weights with "
+            f"{folder} holds no state of training to go on from (no {STATE_FOLDER}/{INDEX_FILE}); give a "
+            "checkpoint that was saved without --save_only_model, or start from its weights with "
             "--model_name_or_path"
         )
-    path, _ = engine.load_checkpoint(str(folder))
-    if path is None:
-        raise TrainingInputError(f"DeepSpeed found nothing to load in {folder}; give another checkpoint")
-    file = folder / SCHEDULER_NAME
-    if scheduler is not None:
-        if not file.is_file():
-            raise TrainingInputError(
-                f"{folder} has no {SCHEDULER_NAME}: its run had its learning rate from the DeepSpeed "
-                'configuration\'s "scheduler"; resume with the same configuration'
-            )
-        scheduler.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+    _together(lambda: load_training_state(_trained(engine, mesh, scheduler), folder))
 
 
-def _told(layout: ParallelConfig) -> str:
-    return f"tp {layout.tp} × pp {layout.pp} × dp {layout.dp}"
+def _trained(engine: Any, mesh: ProcessMesh | None, scheduler: Any) -> Trained:
+    if isinstance(engine, WithoutDeepSpeed):
+        return Trained(engine.model, engine.optimizer, mesh, None, scheduler, engine.scaler)
+    return Trained.by_engine(engine, mesh, scheduler)
+
+
+def _together(action: Callable[[], None]) -> None:
+    """Run what fails on all ranks or on none, with this package's own error."""
+    try:
+        action()
+    except CheckpointError as error:
+        raise TrainingInputError(str(error)) from error

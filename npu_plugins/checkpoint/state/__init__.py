@@ -13,5 +13,20 @@ from npu_plugins.checkpoint.state.index import (
     StateIndex,
     holds_state,
 )
+from npu_plugins.checkpoint.state.loading import load_training_state
+from npu_plugins.checkpoint.state.reading import StateReader
+from npu_plugins.checkpoint.state.saving import save_training_state
+from npu_plugins.checkpoint.state.trained import Trained
 
-__all__ = ["INDEX_FILE", "STATE_FOLDER", "Fragment", "ParameterState", "StateIndex", "holds_state"]
+__all__ = [
+    "INDEX_FILE",
+    "STATE_FOLDER",
+    "Fragment",
+    "ParameterState",
+    "StateIndex",
+    "StateReader",
+    "Trained",
+    "holds_state",
+    "load_training_state",
+    "save_training_state",
+]
