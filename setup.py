@@ -95,6 +95,7 @@ setup(
         "deepspeed>=0.16",
         "transformers>=4.51",
         "accelerate>=1.3",
+        "peft>=0.18",
         "datasets>=2.19",
         "safetensors>=0.4.3",
         "numpy",

@@ -16,6 +16,7 @@ from hf_integration.divided_checkpoints import load_state
 from hf_integration.engines import divide, engine_config, make_engine
 from hf_integration.errors import TrainingInputError
 from hf_integration.last_stage import LastStage, MicroBatch, loss_of
+from hf_integration.lora import adapted, save_adapters, save_merged, save_merged_undivided
 from hf_integration.measurements import Measurements
 from hf_integration.mesh_accelerator import MeshAccelerator, apart
 from hf_integration.parallel_settings import ParallelSettings
@@ -42,6 +43,8 @@ class NpuTrainer(ReplicaData, CheckpointingTrainer):
         weights: directory that `save_pretrained` wrote, for a model on the meta device. Without it such a
             model's weights are drawn, after ``args.seed``.
         mesh: of the job; by default it is made from the arguments.
+        peft_config: peft's, to train adapters instead of the model, drawn after ``args.seed``; a `PeftModel`
+            as the model serves as well. A divided model takes a `LoraConfig`.
 
     All other arguments are the Trainer's.
 
@@ -59,6 +62,7 @@ class NpuTrainer(ReplicaData, CheckpointingTrainer):
         *positional: Any,
         weights: str | Path | None = None,
         mesh: ProcessMesh | None = None,
+        peft_config: Any = None,
         **keywords: Any,
     ) -> None:
         self.parallel: ParallelSettings = getattr(args, "parallel", ParallelSettings())
@@ -67,6 +71,7 @@ class NpuTrainer(ReplicaData, CheckpointingTrainer):
         self._engine: Any = None
         self._divided: nn.Module | None = None
         """The model that the engine was made for."""
+        model, self._lora = adapted(model, peft_config, args, self.parallel.divides)
         self._pending: list[MicroBatch] = []
         if self.parallel.divides:
             _check_inputs(model, keywords)
@@ -126,6 +131,8 @@ class NpuTrainer(ReplicaData, CheckpointingTrainer):
         if self.model.device.type == "meta" and self._weights is None:
             set_seed(self.args.seed)  # its weights are about to be drawn
         module = divide(self.model, self._weights, self.mesh, config)
+        if self._lora is not None:
+            self._lora.insert(module, self.mesh)
         if self.mesh.size("pp") > 1:
             module.loss_fn = loss_of(self._micro_batch_loss, self.args.gradient_accumulation_steps)
             self.model = self.model.to("meta")  # of the whole model only its configuration is needed now
@@ -151,7 +158,7 @@ class NpuTrainer(ReplicaData, CheckpointingTrainer):
         """Return the names of the parameters with weight decay, the same whatever stage they are on."""
         if self.parallel.pp == 1:
             return super().get_decay_parameter_names(model)
-        decaying = set(super().get_decay_parameter_names(self.model))
+        decaying = set(super().get_decay_parameter_names(model.hf_model))
         return [local for local, name in hf_names(model).items() if name in decaying]
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
@@ -280,11 +287,31 @@ class NpuTrainer(ReplicaData, CheckpointingTrainer):
         directory = self.args.output_dir if output_dir is None else output_dir
         if self._engine is None:
             self._make_engine_for_evaluation()
-        save_hf(self._engine.module, self.mesh, directory)
+        if self._lora is not None:
+            save_adapters(self._engine.module, self._lora, self.mesh, directory)
+        else:
+            save_hf(self._engine.module, self.mesh, directory)
         if self.args.should_save and self.processing_class is not None:
             self.processing_class.save_pretrained(directory)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def save_merged_model(self, output_dir: str | Path) -> None:
+        """Write one plain Hugging Face directory with the LoRA adapters merged into the weights.
+
+        The model stays as it is; every rank must call this.
+
+        Raises:
+            TrainingInputError: there are no LoRA adapters, or they cannot be merged.
+        """
+        if self._engine is None and self.parallel.divides:
+            self._make_engine_for_evaluation()
+        if self._lora is not None:
+            save_merged(self._engine.module, self.mesh, output_dir)
+        else:
+            save_merged_undivided(self, output_dir)
+        if self.args.should_save and self.processing_class is not None:
+            self.processing_class.save_pretrained(output_dir)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if not self.parallel.divides:  # else the engine loads the weights, once it is there

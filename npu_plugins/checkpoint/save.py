@@ -64,7 +64,7 @@ def save_hf(
     else:
         layout = _files_of(parts, Path(source), directory)
     problem = _write(layout, parts, mesh, directory, source) if mesh.rank("dp") == 0 else None
-    _agree(problem, mesh, directory)
+    agree(problem, mesh, directory)
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def _write_small(parts: Parts, directory: Path, source: str | Path | None) -> No
             shutil.copyfile(path, directory / below)
 
 
-def _agree(problem: Exception | None, mesh: ProcessMesh, directory: Path) -> None:
+def agree(problem: Exception | None, mesh: ProcessMesh, directory: Path) -> None:
     """Wait for the rank that writes, and fail on every rank if it failed."""
     failed = torch.tensor(float(problem is not None), device=mesh.device)
     for axis in ("model", "dp"):

@@ -35,6 +35,12 @@ class RandomStreams:
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device | str) -> None:
         self.group, self.device = group, torch.device(device)
+        self._outside: torch.Tensor | None = None
+        """The replicated stream, while the default generator is the rank's own."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RandomStreams:
+        """Return streams of the same group: a copied model is still divided over it."""
+        return RandomStreams(self.group, self.device)
 
     def seed(self, seed: int) -> None:
         """Start the replicated stream: one number for all ranks of the group (another for each replica)."""
@@ -45,12 +51,30 @@ class RandomStreams:
         """Within: random numbers are this rank's own."""
         own = _mix(_state(self.device), rank_of(self.group))
         torch.rand(1, device=self.device)  # the next sharded stream must be another one
-        replicated = _state(self.device)
+        before, nested = _state(self.device), self._outside is not None
+        self._outside = self._outside if nested else before
         _seed(self.device, own)
         try:
             yield
         finally:
-            _set_state(self.device, replicated)
+            if not nested:
+                before, self._outside = self._outside, None  # `replicated` may have moved it on
+            _set_state(self.device, before)
+
+    @contextmanager
+    def replicated(self) -> Iterator[None]:
+        """Within, also within `sharded()`: random numbers are the same on all ranks of the group."""
+        if self._outside is None:
+            yield
+            return
+        own, outside = _state(self.device), self._outside
+        _set_state(self.device, outside)
+        self._outside = None
+        try:
+            yield
+        finally:
+            self._outside = _state(self.device)
+            _set_state(self.device, own)
 
     def check(self) -> None:
         """Refuse ranks whose replicated streams differ (a collective).
@@ -81,8 +105,7 @@ class ShardedDropout(nn.Module):
 
     def __init__(self, p: float, streams: RandomStreams) -> None:
         super().__init__()
-        if not 0 <= p <= 1:
-            raise TensorParallelError(f"ShardedDropout: p is {p}; give a probability, 0 to 1")
+        _check_probability(type(self).__name__, p)
         self.p, self.streams = p, streams
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -91,6 +114,32 @@ class ShardedDropout(nn.Module):
             return x
         with self.streams.sharded():
             return F.dropout(x, self.p)
+
+
+class ReplicatedDropout(nn.Module):
+    """Dropout of a tensor that all ranks have: the same elements are dropped, wherever in the model it is.
+
+    Args:
+        p: probability of an element to be zeroed.
+        streams: the random streams of the tensors' device.
+    """
+
+    def __init__(self, p: float, streams: RandomStreams) -> None:
+        super().__init__()
+        _check_probability(type(self).__name__, p)
+        self.p, self.streams = p, streams
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Zero elements of `x`, of any shape, and scale up the others, while training."""
+        if not self.training or self.p == 0:
+            return x
+        with self.streams.replicated():
+            return F.dropout(x, self.p)
+
+
+def _check_probability(owner: str, p: float) -> None:
+    if not 0 <= p <= 1:
+        raise TensorParallelError(f"{owner}: p is {p}; give a probability, 0 to 1")
 
 
 def _mix(state: torch.Tensor, rank: int) -> int:

@@ -231,6 +231,7 @@ class _Job:
 
     def tell_modules(self, streams: RandomStreams) -> None:
         """Set what the modules' own forward passes and the loss must know."""
+        self.model.random_streams = streams
         for name, heads in self.attention.items():
             heads.tell(self.modules[name])
             rows = [m for m in self.modules[name].children() if isinstance(m, RowParallelLinear)]
@@ -256,27 +257,38 @@ def _text_config(model: nn.Module) -> Any:
     return config.get_text_config() if config is not None else None
 
 
-@torch.no_grad()
 def check_same_weights(model: nn.Module, group: dist.ProcessGroup) -> None:
     """Refuse ranks that hold different models: their parts would not belong together.
-
-    Parameters are compared by their sums, one number each.
 
     Raises:
         TensorParallelError: naming the first parameter that differs, and the ranks.
     """
-    named = list(model.named_parameters())
-    sums = torch.stack([parameter.sum(dtype=torch.float32) for _, parameter in named])
+    check_same_tensors(dict(model.named_parameters()), type(model).__name__, group)
+
+
+@torch.no_grad()
+def check_same_tensors(tensors: Mapping[str, torch.Tensor], owner: str, group: dist.ProcessGroup) -> None:
+    """Refuse ranks of a group that hold different tensors, which are compared by their sums.
+
+    Args:
+        tensors: by name, the same names on all ranks, on a device that the group serves.
+        owner: what they are of, for the error.
+        group: whose ranks are compared.
+
+    Raises:
+        TensorParallelError: naming the first tensor that differs, and the ranks.
+    """
+    names = list(tensors)
+    sums = torch.stack([tensors[name].sum(dtype=torch.float32) for name in names])
     everyone = [torch.empty_like(sums) for _ in range(group.size())]
     dist.all_gather(everyone, sums, group=group)
     bits = torch.stack(everyone).cpu().view(torch.int32)  # nan equals nan
     different = (bits != bits[0]).any(0).nonzero().flatten().tolist()
     if different:
-        name = named[different[0]][0]
         ranks = (bits[:, different[0]] != bits[0, different[0]]).nonzero().flatten().tolist()
         raise TensorParallelError(
-            f"{name} of {type(model).__name__} differs between rank 0 and ranks "
-            f"{', '.join(map(str, ranks))} of the tensor-parallel group ({len(different)} of {len(named)} "
+            f"{names[different[0]]} of {owner} differs between rank 0 and ranks "
+            f"{', '.join(map(str, ranks))} of the ranks that divide it ({len(different)} of {len(names)} "
             "parameters differ); seed all ranks alike before the model is built, or load the same "
             "checkpoint on all of them"
         )
