@@ -19,7 +19,7 @@ from hf_integration.byte_tokenizer import build_byte_tokenizer
 from hf_integration.models import build_model, model_config
 from hf_integration.train import main
 from tests.harness.npu import rank_environment
-from tests.hf_integration.runs import SMALL, launch, logged
+from tests.hf_integration.runs import launch, logged
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 STEPS = ["--max_steps", "10", "--learning_rate", "3e-3", "--logging_steps", "1", "--disable_tqdm", "true"]
@@ -165,16 +165,3 @@ def test_the_other_presets_train_as_one_process_on_the_cpu(
     assert logged(others / preset, "loss") == pytest.approx(expected, rel=2e-2)
     saved = AutoModelForCausalLM.from_pretrained(others / preset / "model")
     assert sum(weight.numel() for weight in saved.parameters()) > 100_000
-
-
-@pytest.mark.npu
-def test_report_of_a_run_under_the_launcher(tmp_path: Path) -> None:
-    argv = ["--deepspeed", str(preset_path("zero3")), "--bf16", *SMALL, "--max_steps", "3"]
-    argv += ["--sample_tokens", "8", "--output_dir", str(tmp_path)]
-    report = launch("hf_integration/train.py", argv, rank_environment(), timeout=280)
-    assert "device        npu:0 (" in report
-    assert "2 rank(s)" in report
-    assert "backend       hccl" in report
-    assert "accelerator   npu_plugins.accelerator." in report
-    assert "  | def " in report
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
