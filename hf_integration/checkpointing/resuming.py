@@ -131,7 +131,7 @@ def _check_fits(path: Path, job: Job) -> None:
             f"the checkpoint {path} is of another model{_differences(path, job.config)}; give a checkpoint "
             "of this model, or the model that it is of"
         )
-    if not holds_state(path) and not any((path / n).exists() for n in ("latest", "optimizer.pt")):
+    if not holds_state(path):
         raise TrainingInputError(
             f"the checkpoint {path} was saved with --save_only_model and has no state to go on with; start "
             "from its weights with --model_name_or_path, or give a checkpoint with its state"

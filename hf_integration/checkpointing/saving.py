@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hf_integration.errors import TrainingInputError
+from npu_plugins.checkpoint import CheckpointError
 from npu_plugins.checkpoint.ranks import Ranks
 
 _ROOM_TO_WRITE_AT_ALL = 1 << 16
@@ -42,6 +44,8 @@ def write_together(parts: Sequence[Callable[[Path], None]], folder: Path, ranks:
 
 def _named(problem: Exception, folder: Path) -> Exception:
     """Return the error with its real reason: of a full disk some writers say only that they failed."""
+    if isinstance(problem, TrainingInputError):
+        return CheckpointError(str(problem))  # a sentence already
     if isinstance(problem, OSError) or shutil.disk_usage(folder).free >= _ROOM_TO_WRITE_AT_ALL:
         return problem
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))

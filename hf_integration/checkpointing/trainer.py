@@ -216,9 +216,8 @@ class CheckpointingTrainer(Trainer):
         return parts
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if self.is_fsdp_enabled or not self.parallel.divides:
+        if self.is_fsdp_enabled:
             super()._save_optimizer_and_scheduler(output_dir)
-            super()._save_scaler(output_dir)
         else:
             save_state(*self._state(output_dir))
 

@@ -96,8 +96,9 @@ class Saving:
             attempt(lambda: clean(self.target))  # if that fails too, the next save does it
         self.ranks.tell(None)  # nobody goes on before what was half written is gone
         rank, text = failed[0]
-        who = f"rank {rank}: " if self.ranks.size > 1 else ""
-        others = f" (and {len(failed) - 1} more ranks failed)" if len(failed) > 1 else ""
+        agreed = len(set(told)) == 1  # what all of them say, they have told each other already
+        who = "" if agreed else f"rank {rank}: "
+        others = f" (and {len(failed) - 1} more ranks failed)" if len(failed) > 1 and not agreed else ""
         full = any(reason in text for reason in _FULL)
         raise CheckpointError(
             f"{self.target.name} was not saved in {self.target.parent}: {who}{text}{others}; earlier "
