@@ -8,6 +8,7 @@ thread, which is what makes its forks safe. Messages in: ("import", names), ("sp
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -69,6 +70,9 @@ class Nursery:
         return [pid for pid, (owner, _) in self.children.items() if owner == key]
 
     def _spawn(self, key: int, spec: WorldSpec) -> list[int]:
+        # What was imported here lives on in every rank: a rank's garbage collector that walked over it, again
+        # and again, took a quarter of the rank's time and made it copy the memory that it shares by fork.
+        gc.freeze()
         # The socket of the world's store is made here and inherited: no other process can take its port.
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))

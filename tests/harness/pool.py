@@ -28,6 +28,16 @@ IMPORT_TIMEOUT = 900.0  # the first import of torch may build the simulator
 STOP_TIMEOUT = 20.0
 DUMP_SECONDS = 1.0
 POLL_SECONDS = 0.5
+# What the first engine in a process imports in passing, for 3 seconds of each rank: DeepSpeed's check of the
+# optimizer loads torch's compiler, and its operators' loader the tools that build extensions.
+COMPANIONS = {
+    "deepspeed": (
+        "deepspeed.runtime.zero.muon.original_muon",
+        "deepspeed.ops.op_builder.all_ops",
+        "torch.utils.cpp_extension",
+        "cpuinfo",
+    )
+}
 
 
 @dataclass
@@ -213,7 +223,8 @@ class RankPool:
     def preload(self, *names: str) -> None:
         """Import modules in the nursery, so that every later rank has them at no cost."""
         self._start()
-        self.send(("import", names))
+        companions = [module for name in names for module in COMPANIONS.get(name.partition(".")[0], ())]
+        self.send(("import", (*names, *companions)))
         (error,) = self._answer("ready", IMPORT_TIMEOUT)
         if error:
             self.close()
