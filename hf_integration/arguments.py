@@ -11,6 +11,7 @@ from transformers import HfArgumentParser
 from hf_integration.data.arguments import DataArguments
 from hf_integration.data.loader import check_sampling
 from hf_integration.errors import TrainingInputError
+from hf_integration.lora import LoraArguments
 from hf_integration.models import preset_names
 from hf_integration.npu_arguments import NpuTrainingArguments
 
@@ -18,8 +19,8 @@ BYTE_TOKENIZER = "bytes"
 
 
 @dataclass
-class ModelArguments:
-    """Which model to train and which tokenizer goes with it."""
+class ModelArguments(LoraArguments):
+    """Which model to train, or adapters of which, and which tokenizer goes with it."""
 
     model_name_or_path: str | None = field(
         default=None, metadata={"help": "Directory that save_pretrained wrote; training continues from it."}
@@ -37,6 +38,7 @@ class ModelArguments:
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.model_name_or_path is None) == (self.config_name is None):
             raise TrainingInputError(
                 f"give exactly one of --model_name_or_path DIR (got {self.model_name_or_path}) and "

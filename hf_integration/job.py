@@ -20,9 +20,10 @@ from hf_integration.arguments import (
 from hf_integration.byte_tokenizer import build_byte_tokenizer
 from hf_integration.data import DataArguments, check_packing, load_data
 from hf_integration.data.chat import set_chat_template
-from hf_integration.device import describe_device, platform_label
+from hf_integration.device import describe_device, platform_label, ranks_in_words
 from hf_integration.dry_run import dry_run
 from hf_integration.errors import TrainingInputError
+from hf_integration.lora import describe
 from hf_integration.models import (
     build_model,
     build_skeleton,
@@ -33,6 +34,7 @@ from hf_integration.models import (
 from hf_integration.plot import plot_losses
 from hf_integration.report import RunFiles, sample_continuation, summary
 from hf_integration.sampling import pipeline_continuation
+from hf_integration.timeline import PICTURE_NAME
 from hf_integration.trainer import CausalLMTrainer
 
 # Tokens per sequence where --block_size is not given.
@@ -105,6 +107,7 @@ def build_trainer(
     return CausalLMTrainer(
         model=model,
         weights=directory if divides else None,
+        peft_config=model_args.peft_config(),
         args=args,
         data=data,
         log_file=Path(args.output_dir) / "log.jsonl",
@@ -122,7 +125,9 @@ def report_dry_run(model_args: ModelArguments, data_args: DataArguments, args: P
     tokenizer = load_tokenizer(model_args, data_args)
     config = model_config(model_args.model_name_or_path, model_args.config_name, tokenizer)
     length = resolve_block_size(data_args.block_size, config, DEFAULT_LENGTH[data_args.task])
-    return dry_run(args, build_skeleton(config), length)
+    report = dry_run(args, build_skeleton(config), length)
+    adapters = model_args.peft_config()
+    return report if adapters is None else f"{describe(build_skeleton(config), adapters)}\n{report}"
 
 
 def run(argv: Sequence[str]) -> None:
@@ -141,9 +146,13 @@ def run(argv: Sequence[str]) -> None:
     model_dir = None
     if args.do_train:
         trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+        if trainer.interrupted_at is not None:
+            report_interruption(trainer)
+            return
         model_dir = Path(args.output_dir) / "model"
         # Under ZeRO-3 every rank takes part in gathering the weights.
-        trainer.save_model(str(model_dir))
+        save = trainer.save_merged_model if model_args.lora_merge else trainer.save_model
+        save(str(model_dir))
         trainer.save_state()
     if args.do_eval:
         trainer.evaluate()
@@ -157,12 +166,27 @@ def run(argv: Sequence[str]) -> None:
         continuation = sample(source, trainer.processing_class, prompt, tokens, args.seed)
     if trainer.is_world_process_zero():
         history = trainer.state.log_history
-        name = model_args.config_name or model_args.model_name_or_path
-        plot = None
+        folder = Path(args.output_dir)
+        plot = timeline = None
         if args.do_train:
-            plot = plot_losses(history, Path(args.output_dir) / "loss.png", f"{name} on {device.device}")
-        files = RunFiles(log=Path(args.output_dir) / "log.jsonl", model=model_dir, plot=plot)
+            name = model_args.config_name or model_args.model_name_or_path
+            ranks = ranks_in_words(device.world_size, device.platform)
+            plot = plot_losses(history, folder / "loss.png", f"{name} on {ranks}")
+            timeline = None if args.pipeline_timeline is None else folder / PICTURE_NAME
+        files = RunFiles(model=model_dir, plot=plot, timeline=timeline, log=folder / "log.jsonl")
         print(summary(history=history, device=device, files=files, continuation=continuation), flush=True)
+
+
+def report_interruption(trainer: CausalLMTrainer) -> None:
+    """Say where training has stopped on SIGTERM, and how it goes on; no time is left for anything else."""
+    if trainer.is_world_process_zero():
+        state = trainer.state
+        print(
+            f"train.py: stopped by SIGTERM after step {state.global_step} of {state.max_steps}, which "
+            f"{trainer.interrupted_at} holds; start again with --resume_from_checkpoint to go on",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def leave_process_group() -> None:

@@ -7,6 +7,15 @@ divided, and `npu_plugins.tensor_parallel.lora` puts each adapter on its divided
 
 from hf_integration.lora.adapters import Lora, adapted
 from hf_integration.lora.arguments import LoraArguments
+from hf_integration.lora.report import describe
 from hf_integration.lora.saving import save_adapters, save_merged, save_merged_undivided
 
-__all__ = ["Lora", "LoraArguments", "adapted", "save_adapters", "save_merged", "save_merged_undivided"]
+__all__ = [
+    "Lora",
+    "LoraArguments",
+    "adapted",
+    "describe",
+    "save_adapters",
+    "save_merged",
+    "save_merged_undivided",
+]

@@ -19,7 +19,7 @@ class LoraArguments:
         default=None,
         metadata={"help": "Train LoRA adapters of this rank (8, say); the model itself stays as it is."},
     )
-    lora_alpha: float | None = field(
+    lora_alpha: int | None = field(
         default=None, metadata={"help": "Adapters count alpha / rank. Default: twice the rank."}
     )
     lora_dropout: float | None = field(

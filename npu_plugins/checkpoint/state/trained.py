@@ -141,14 +141,14 @@ class Trained:
             named = {own[local]: each for local, each in self.module.named_parameters() if local in own}
         else:
             named = dict(self.module.named_parameters())
-        return {id(each): name.removeprefix(PEFT_PREFIX) for name, each in named.items()}
+        return {id(each): _plain(name) for name, each in named.items()}
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Return the persistent buffers that are here, by their names in the Hugging Face model."""
         whole: Any = getattr(self.module, "hf_model", self.module)
         held = whole.state_dict(keep_vars=True)
         return {
-            name.removeprefix(PEFT_PREFIX): each
+            _plain(name): each
             for name, each in held.items()
             if not isinstance(each, nn.Parameter) and not each.is_meta
         }
@@ -180,6 +180,11 @@ class Trained:
     def is_replicated(self) -> bool:
         """Whether all replicas have the same optimizer state."""
         return self.engine is None or not is_partitioned(self.engine)
+
+
+def _plain(name: str) -> str:
+    """Return what a model without adapters calls a parameter of peft's; other names are left as they are."""
+    return name.removeprefix(PEFT_PREFIX).replace(".base_layer.", ".")
 
 
 def local_shape(parameter: nn.Parameter) -> tuple[int, ...]:

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import Trainer
 
-from tests.hf_integration.divided import Run
+from tests.hf_integration.divided import Run, Sentences, make_model
 
 STEPS = 10
+
+
+def lora(family: str, **settings: Any) -> Any:
+    """Return peft's configuration: another choice of layers and biases for each family."""
+    from peft import LoraConfig
+
+    chosen: dict[str, dict[str, Any]] = {
+        "llama": {
+            "target_modules": "all-linear",
+            "alpha_pattern": {"o_proj": 2},
+            "rank_pattern": {"up_proj": 2},
+        },
+        "qwen2": {"target_modules": ["q_proj", "v_proj", "down_proj"], "bias": "all", "use_rslora": True},
+        "gpt2": {"target_modules": ["c_attn", "c_proj", "c_fc"], "bias": "lora_only", "lora_bias": True},
+    }
+    return LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **{**chosen[family], **settings})
+
+
+def adapting(family: str, settings: dict[str, Any] | None = None, **more: Any) -> Run:
+    """Return a run that trains adapters."""
+    return Run(family, steps=STEPS, trainer={"peft_config": lora(family, **(settings or {}))}, **more)
 
 
 class PlainPeft(Trainer):
@@ -24,23 +47,49 @@ class PlainPeft(Trainer):
         super().__init__(get_peft_model(model, peft_config), args, **keywords)
 
 
-def lora(family: str, **settings: Any) -> Any:
-    """Return peft's configuration: another choice of layers and biases for each family."""
-    from peft import LoraConfig
+def saved(trainer: Any) -> dict[str, float]:
+    """Save the adapters, and evaluate."""
+    trainer.save_model(f"{trainer.args.output_dir}/adapters")
+    return trainer.evaluate()
 
-    chosen: dict[str, dict[str, Any]] = {
-        "llama": {
-            "target_modules": "all-linear",
-            "alpha_pattern": {"o_proj": 2},
-            "rank_pattern": {"up_proj": 2},
-        },
-        "qwen2": {"target_modules": ["q_proj", "v_proj", "down_proj"], "bias": "all", "use_rslora": True},
-        "gpt2": {"bias": "lora_only", "lora_bias": True, "target_modules": ["c_attn", "c_proj", "c_fc"]},
+
+def saved_and_merged(trainer: Any) -> dict[str, float]:
+    """Save the adapters and the model that they are merged into, evaluate, and count what is trained."""
+    folder = trainer.args.output_dir
+    trainer.save_model(f"{folder}/adapters")
+    trainer.save_merged_model(f"{folder}/merged")
+    module = trainer.deepspeed.module
+    trained = [each for each in module.parameters() if each.requires_grad]
+    states = trainer.optimizer.optimizer.state
+    return {
+        **trainer.evaluate(),
+        "trained": float(sum(each.numel() for each in trained)),
+        "exp_avg": float(sum(each["exp_avg"].numel() for each in states.values())),
+        "gradients of frozen": float(
+            sum(each.grad is not None for each in module.parameters() if not each.requires_grad)
+        ),
     }
-    return LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **{**chosen[family], **settings})
 
 
-def adapting(family: str, **more: Any) -> Run:
-    """Return a run that trains adapters."""
-    settings = more.pop("settings", {})
-    return Run(family, steps=STEPS, trainer={"peft_config": lora(family, **settings)}, **more)
+def loss_of(model: Any, folder: Path) -> float:
+    """Return what the plain Trainer finds for a model on the sequences that runs evaluate."""
+    from transformers import TrainingArguments
+
+    args = TrainingArguments(
+        str(folder), use_cpu=True, per_device_eval_batch_size=2, report_to="none", disable_tqdm=True
+    )
+    return Trainer(model, args, eval_dataset=Sentences(11, seed=2)).evaluate()["eval_loss"]
+
+
+def loaded(family: str, folder: Path) -> Any:
+    """Return the model of a run with adapters from a directory, as peft loads them."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(make_model(family), str(folder))
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Return what an adapter's file holds."""
+    from safetensors.torch import load_file
+
+    return load_file(folder / "adapter_model.safetensors")

@@ -2,46 +2,111 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from tests.harness.pool import RankPool
-from tests.hf_integration.divided import Record, train, train_on_rank
-from tests.hf_integration.lora.adapting import PlainPeft, adapting
+from tests.hf_integration.divided import Record, Run, train, train_on_rank
+from tests.hf_integration.lora.adapting import (
+    PlainPeft,
+    adapting,
+    loaded,
+    loss_of,
+    saved,
+    saved_and_merged,
+    tensors,
+)
 from tests.pipeline.conftest import Ranks, kept
 
 TOLERANCE = 1e-5
-FAMILIES = ("llama", "qwen2", "gpt2")
+RUNS: dict[str, tuple[Run, ...]] = {
+    "llama": (
+        adapting("llama", tp=2, pp=2, after=saved_and_merged, flags={"gradient_checkpointing": True}),
+        adapting("llama", tp=4),  # two ranks share a key-value head
+    ),
+    "qwen2": (adapting("qwen2", pp=2, dp=2, flags={"zero_stage": 1, "pipeline_schedule": "zb-h1"}),),
+    "gpt2": (
+        adapting("gpt2", tp=2, dp=2, after=saved_and_merged),
+        adapting("gpt2", tp=2, pp=2, flags={"pipeline_schedule": "interleaved"}),
+    ),
+}
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the plain runs leave their adapters."""
+    return tmp_path_factory.mktemp("plain")
+
+
+@pytest.fixture(scope="module")
+def one(folder: Path) -> dict[str, Record]:
     """Plain peft and the plain Trainer, by family."""
-    runs = {family: replace(adapting(family), kind=PlainPeft) for family in FAMILIES}
-    return {family: train(run, tmp_path_factory.mktemp(family)) for family, run in runs.items()}
+    runs = {family: replace(adapting(family), kind=PlainPeft, after=saved) for family in RUNS}
+    return {family: train(run, folder / family) for family, run in runs.items()}
 
 
 @pytest.fixture(scope="module")
 def four(rank_pool: RankPool) -> Iterator[Ranks]:
-    """Four ranks on CPUs."""
+    """Four ranks on simulated NPUs."""
     rank_pool.preload("hf_integration.npu_trainer")
-    yield from kept(rank_pool, 4, "gloo")
+    yield from kept(rank_pool, 4, "hccl")
 
 
-def compare(records: list[Record], wanted: Record) -> None:
-    """Assert that every rank logged what one process did."""
+def compare(records: list[Record], wanted: Record, first: int = 0) -> None:
+    """Assert that every rank logged what one process did, from a step on."""
     for record in records:
         for key in ("loss", "grad_norm"):
-            assert record.values(key) == pytest.approx(wanted.values(key), rel=TOLERANCE), key
+            assert record.values(key)[first:] == pytest.approx(wanted.values(key)[first:], rel=TOLERANCE), key
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("layout", [(2, 2, 1), (1, 2, 2), (2, 1, 2), (4, 1, 1)])
-def test_losses_and_norms(
-    four: Ranks, one: dict[str, Record], family: str, layout: tuple[int, int, int], tmp_path: Path
+@pytest.mark.npu
+@pytest.mark.parametrize("family", RUNS)
+def test_losses_norms_and_files(
+    four: Ranks, one: dict[str, Record], folder: Path, family: str, tmp_path: Path
 ) -> None:
-    run = adapting(family).at(*layout)
-    compare(four.run(train_on_rank, run, tmp_path, "gloo", timeout=250), one[family])
+    for number, run in enumerate(RUNS[family]):
+        records = four.run(train_on_rank, run, tmp_path / str(number), "hccl", timeout=250)
+        compare(records, one[family])
+        if run.after is not None:
+            check_files(records, run, tmp_path / str(number), folder / family / "adapters")
+
+
+def check_files(records: list[Record], run: Run, here: Path, plain: Path) -> None:
+    """Assert that adapters and merged model are what peft would have written, and evaluate to one loss."""
+    evaluated = records[0].after["eval_loss"]
+    assert loss_of(loaded(run.family, here / "adapters"), here) == pytest.approx(evaluated, rel=TOLERANCE)
+    merged = AutoModelForCausalLM.from_pretrained(here / "merged")
+    assert loss_of(merged, here) == pytest.approx(evaluated, rel=TOLERANCE)
+    files = [json.loads((each / "adapter_config.json").read_text()) for each in (here / "adapters", plain)]
+    for told in files:
+        told["target_modules"] = sorted(told["target_modules"])
+    assert files[0] == files[1]
+    wanted = tensors(plain)
+    assert {name: each.shape for name, each in tensors(here / "adapters").items()} == {
+        name: each.shape for name, each in wanted.items()
+    }
+    for record in records:  # nothing but adapters has gradients, or a place in the optimizer
+        assert record.after["exp_avg"] == record.after["trained"] < sum(map(_count, wanted.values())) + 1
+        assert record.after["gradients of frozen"] == 0
+
+
+def _count(tensor: object) -> int:
+    return tensor.numel()  # type: ignore[attr-defined]
+
+
+@pytest.mark.npu
+def test_a_run_goes_on_at_other_layouts(four: Ranks, one: dict[str, Record], tmp_path: Path) -> None:
+    run = adapting("qwen2", flags={"save_strategy": "steps", "save_steps": 5, "allow_layout_change": True})
+    first = replace(run.at(2, 2, 1), stop_at=5)
+    four.run(train_on_rank, first, tmp_path / "first", "hccl", timeout=250)
+    checkpoint = str(tmp_path / "first" / "checkpoint-5")
+    assert loaded("qwen2", Path(checkpoint)) is not None
+    again = replace(run, resume=checkpoint)
+    records = four.run(train_on_rank, again.at(2, 1, 2), tmp_path / "second", "hccl", timeout=250)
+    compare(records, one["qwen2"], first=5)
+    compare([train(again, tmp_path / "third")], one["qwen2"], first=5)
