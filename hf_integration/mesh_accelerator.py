@@ -12,11 +12,11 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import recursively_apply
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 from transformers.trainer_utils import seed_worker
 
 from hf_integration.data.sampler import Replica
-from hf_integration.replica_batches import of_replica
+from hf_integration.replica_batches import ByEpoch, StreamBatches, of_replica, stream_for_evaluation
 from npu_plugins.comm import ProcessMesh, gradient_norm
 
 
@@ -45,15 +45,19 @@ class MeshAccelerator(Accelerator):
             return data_loader
         self._seed(data_loader)
         placed = self.device_placement if device_placement is None else device_placement
-        replicas, replica = self.mesh.size("dp"), self.mesh.rank("dp")
-        if self._each_once and replicas > 1:
-            data_loader = of_replica(data_loader, Replica(replica, replicas))
-            replicas, replica = 1, 0
+        own, size = Replica.of(self.mesh), data_loader.batch_size or 1
+        dealt, stream = Replica(), isinstance(data_loader.dataset, IterableDataset)
+        if self._each_once:
+            data_loader = of_replica(data_loader, own) if own.size > 1 else data_loader
+        elif stream:
+            data_loader = stream_for_evaluation(data_loader, own.size)
+        else:
+            dealt = own
         prepared = prepare_data_loader(
             data_loader,
             self.device,
-            num_processes=replicas,
-            process_index=replica,
+            num_processes=dealt.size,
+            process_index=dealt.rank,
             split_batches=self.split_batches,
             put_on_device=placed,
             rng_types=self.rng_types.copy(),
@@ -64,6 +68,8 @@ class MeshAccelerator(Accelerator):
             data_seed=self._data_seed,
             non_blocking=self.non_blocking,
         )
+        if stream and not self._each_once:
+            prepared = StreamBatches(prepared, size, own)
         self._dataloaders.append(prepared)
         return prepared
 
@@ -96,9 +102,12 @@ class MeshAccelerator(Accelerator):
 
     def _seed(self, loader: DataLoader) -> None:
         """Shuffle and collate alike on all ranks of a replica, whatever numbers they have drawn before."""
-        if getattr(loader.sampler, "generator", self) is None:
-            loader.sampler.generator = torch.Generator()
-            loader.sampler.generator.manual_seed(self._data_seed)
+        sampler = loader.sampler
+        if getattr(sampler, "generator", self) is None:
+            sampler.generator = torch.Generator()
+            sampler.generator.manual_seed(self._data_seed)
+            if not isinstance(sampler, RandomSampler):  # of which accelerate makes one that knows epochs
+                loader.batch_sampler.sampler = ByEpoch(sampler, self._data_seed)
         init = loader.worker_init_fn
         if isinstance(init, partial) and init.func is seed_worker:
             loader.worker_init_fn = partial(seed_worker, **{**init.keywords, "rank": self.mesh.rank("dp")})

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import DeepSpeedOptimizerWrapper, DeepSpeedSchedulerWrapper
+from accelerate.utils.memory import clear_device_cache
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, set_seed
@@ -128,6 +129,7 @@ class NpuTrainer(ReplicaData, CheckpointingTrainer):
         if self._engine is not None and self._divided is self.model:
             return
         config = engine_config(self.args, self.model.config, max_steps)
+        self.whole_model_parameters = self.model.num_parameters(exclude_embeddings=True)
         if self.model.device.type == "meta" and self._weights is None:
             set_seed(self.args.seed)  # its weights are about to be drawn
         module = divide(self.model, self._weights, self.mesh, config)
@@ -187,7 +189,10 @@ class NpuTrainer(ReplicaData, CheckpointingTrainer):
         # The end of an epoch may have fewer, but a schedule has its number: the rest count nothing.
         batches += [self._pending[-1].for_engine(filler=True)] * (count - len(batches))
         self._pending.clear()
-        return self._engine.train_batch(iter(batches)).to(self.args.device)
+        loss = self._engine.train_batch(iter(batches)).to(self.args.device)
+        if (steps := self.args.torch_empty_cache_steps) and self.state.global_step % steps == 0:
+            clear_device_cache()
+        return loss
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Return the Trainer's own loss, safe to hand to DeepSpeed's backward pass as it is."""

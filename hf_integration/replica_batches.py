@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard
+from accelerate.utils import concatenate, find_batch_size, slice_tensors
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
 from hf_integration.data.sampler import Replica
@@ -86,6 +87,26 @@ class ReplicaBatches(BatchSamplerShard):
             yield together[self.process_index] if there else together[-1][:1]
 
 
+class ByEpoch(Sampler):
+    """A sampler that draws its order, and the same one in the same epoch, also of a run that begins there."""
+
+    def __init__(self, sampler: Any, seed: int) -> None:
+        """Take a sampler that draws from its ``generator``, and the seed of the first epoch."""
+        self._sampler, self._seed = sampler, seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch to draw next."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._sampler.generator.manual_seed(self._seed + self.epoch)
+        return iter(self._sampler)
+
+
 class _Copy(NamedTuple):
     """A sample of another replica, for a replica that has none left."""
 
@@ -138,6 +159,45 @@ def of_replica(loader: DataLoader, replica: Replica) -> DataLoader:
         return DataLoader(rows, batch_size=size, collate_fn=_Collate(loader.collate_fn), **kept)
     batches = ReplicaBatches(loader.batch_sampler, replica)
     return DataLoader(loader.dataset, batch_sampler=batches, collate_fn=loader.collate_fn, **kept)
+
+
+class StreamBatches:
+    """Evaluation batches of one replica from a stream, all of which each rank reads.
+
+    The loader's ``remainder`` is set with its last batch, as accelerate sets it where it knows a length or
+    deals batches from one rank to all: so nothing that only makes up an equal number of rows is counted.
+    """
+
+    def __init__(self, loader: Any, batch_size: int, replica: Replica) -> None:
+        """Take accelerate's loader of batches of all replicas together, and the size of one replica's."""
+        self._loader, self._size, self._replica = loader, batch_size, replica
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        own = slice(self._replica.rank * self._size, (self._replica.rank + 1) * self._size)
+        for batch in self._loader:
+            rows = find_batch_size(batch)
+            if self._loader.end_of_dataloader:
+                self._loader.remainder = rows
+            if self._replica.size == 1:
+                yield batch
+                continue
+            copies = -(-self._size * self._replica.size // rows)
+            yield slice_tensors(concatenate([batch] * copies), own)
+
+
+def stream_for_evaluation(loader: DataLoader, replicas: int) -> DataLoader:
+    """Return a loader of batches of all replicas together, for `StreamBatches`."""
+    kept = {name: getattr(loader, name) for name in KEPT if hasattr(loader, name)}
+    size = (loader.batch_size or 1) * replicas
+    return DataLoader(
+        loader.dataset, batch_size=size, drop_last=loader.drop_last, collate_fn=loader.collate_fn, **kept
+    )
 
 
 def ends_with_stand_in(loader: Any) -> bool:

@@ -20,14 +20,16 @@ class ReplicaData(Trainer):
 
     Where losses are averaged over the tokens of all replicas (the default), the end of an epoch has no sample
     twice, and the steps are those of one process. With ``average_tokens_across_devices=False``, or a model
-    that takes no ``num_items_in_batch``, each replica averages by itself and needs a sample: then accelerate
-    repeats some, as with plain data parallelism.
+    that takes no ``num_items_in_batch``, each replica averages by itself and needs a sample: then one that
+    has none left repeats one of the last.
 
     An evaluation loss is the mean over rows of the mean over a batch's tokens, as one process reports it with
     the same ``per_device_eval_batch_size``.
     """
 
     parallel: ParallelSettings
+    whole_model_parameters: int | None = None
+    """Numbers in the model but for its embeddings, counted before it was divided."""
     _evaluates = False
 
     @property
@@ -42,7 +44,7 @@ class ReplicaData(Trainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Return the loader of this replica's batches."""
-        if not self.repeats_no_sample:
+        if not self.parallel.divides:
             return super().get_train_dataloader()
         with self.accelerator.dealing_each_sample_once():
             return super().get_train_dataloader()
@@ -51,12 +53,19 @@ class ReplicaData(Trainer):
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
         """Return the batches of a step and their number of targets; an epoch may end with a `StandIn`."""
-        if self.repeats_no_sample and ends_with_stand_in(self.callback_handler.train_dataloader):
-            epoch_iterator = map(self._marked, epoch_iterator)
+        if self.parallel.divides:
+            last = ends_with_stand_in(self.callback_handler.train_dataloader)
+            epoch_iterator = (self._marked(batch, last) for batch in epoch_iterator)
         return super().get_batch_samples(epoch_iterator, num_batches, device)
 
-    def _marked(self, batch: Any) -> Any:
-        return StandIn(batch) if self.accelerator.gradient_state.end_of_dataloader else batch
+    def _marked(self, batch: Any, at_the_end: bool) -> Any:
+        """Return a batch as a `StandIn` if it stands for none, and may."""
+        stands_in = isinstance(batch, StandIn) or (
+            at_the_end and self.accelerator.gradient_state.end_of_dataloader
+        )
+        if not stands_in:
+            return batch
+        return StandIn(batch) if self.repeats_no_sample else dict(batch)
 
     # Counts
 
@@ -72,10 +81,12 @@ class ReplicaData(Trainer):
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Return this rank's share of the operations on a batch; the Trainer adds up all ranks'."""
-        if not self.parallel.divides:
+        if not self.parallel.divides or self.whole_model_parameters is None:
             return super().floating_point_ops(inputs)
-        inputs = inputs.without_rows() if isinstance(inputs, StandIn) else inputs
-        return super().floating_point_ops(inputs) // self.get_tp_size()
+        tokens = inputs.get(self.model.main_input_name)
+        if isinstance(inputs, StandIn) or tokens is None:
+            return 0
+        return 6 * tokens.numel() * self.whole_model_parameters // self.get_tp_size()
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
         super()._track_num_input_tokens(inputs.without_rows() if isinstance(inputs, StandIn) else inputs)

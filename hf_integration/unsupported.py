@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from hf_integration.data.loader import UNUSED
 from hf_integration.errors import TrainingInputError
 
 ELEMENTWISE_OPTIMIZERS = (
@@ -17,6 +18,13 @@ ELEMENTWISE_OPTIMIZERS = (
     "rmsprop",
 )
 """Those that treat every number by itself, so that a slice of a matrix is stepped as within the whole one."""
+
+OF_TORCHS_DDP = (
+    "ddp_find_unused_parameters",
+    "ddp_bucket_cap_mb",
+    "ddp_broadcast_buffers",
+    "ddp_static_graph",
+)
 
 REFUSED: dict[str, str] = {
     "auto_find_batch_size": "would build the engine again at every try; set per_device_train_batch_size",
@@ -52,7 +60,22 @@ def check_arguments(args: TrainingArguments) -> None:
         )
     if args.save_only_model and args.load_best_model_at_end:
         _refuse("save_only_model", True, "leaves nothing that load_best_model_at_end could load; drop one")
+    _check_loading(args)
     _check_recomputation(args)
+
+
+def _check_loading(args: TrainingArguments) -> None:
+    """Batches are dealt to replicas here, and gradients reduced by the engine."""
+    for name, default in UNUSED.items():
+        value = getattr(args.accelerator_config, name, default)
+        if value != default:
+            _refuse(
+                f"accelerator_config's {name}", value, "is not looked at in dealing batches; leave it out"
+            )
+    for name in OF_TORCHS_DDP:
+        value = getattr(args, name, None)
+        if value is not None:
+            _refuse(name, value, "concerns torch's DistributedDataParallel, not DeepSpeed; leave it out")
 
 
 def _check_recomputation(args: Any) -> None:

@@ -11,9 +11,10 @@ import torch
 from accelerate import skip_first_batches
 from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import DataLoader, IterableDataset
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from hf_integration.data.sampler import Replica
-from hf_integration.replica_batches import StandIn, ends_with_stand_in, of_replica
+from hf_integration.replica_batches import ByEpoch, StandIn, ends_with_stand_in, of_replica
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 12, 13)
 
@@ -85,6 +86,18 @@ def test_the_trainer_s_loader_still_reaches_the_sampler() -> None:
         later.set_epoch(3)
         found.append(list(later))
     assert rows(found) == wanted[4:]
+
+
+def test_a_drawn_order_depends_on_the_epoch_alone() -> None:
+    sampler = LengthGroupedSampler(4, lengths=list(range(20)), generator=torch.Generator())
+    first, later = ByEpoch(sampler, 5), ByEpoch(sampler, 5)
+    orders = []
+    for epoch in range(3):
+        first.set_epoch(epoch)
+        orders.append(list(first))
+    later.set_epoch(2)
+    assert list(later) == orders[2] != orders[1]
+    assert sorted(orders[2]) == list(range(20))
 
 
 def test_a_stand_in_has_no_target_and_no_row() -> None:
