@@ -1,6 +1,6 @@
 # Everything a newcomer needs: `make demo` and `make test`. Both create .venv, install and build on first use.
 #
-#   make demo    train a small language model on two simulated NPUs
+#   make demo    train a small language model on four simulated NPUs: 2 share each matrix, 2 the layers
 #   make test    run all tests
 #   make lint    ruff and mypy
 #   make clean   delete .venv, outputs and what the simulator built
@@ -37,10 +37,12 @@ help:
 
 demo: build
 	@test ! -e $(NO_NPU) || { cat $(NO_NPU); exit 1; }
-	$(RUN_ENV) NPU_SIM=2 OMP_NUM_THREADS=1 deepspeed --num_gpus 2 hf_integration/train.py \
-	    --deepspeed ds_configs/presets/zero2.json --config_name tiny-llama --bf16 \
-	    --max_steps 300 --per_device_train_batch_size 8 --block_size 128 \
-	    --learning_rate 4e-3 --lr_scheduler_type cosine --warmup_steps 10 --output_dir outputs/demo $(DEMO_ARGS)
+	$(RUN_ENV) NPU_SIM=4 OMP_NUM_THREADS=1 deepspeed --num_gpus 4 hf_integration/train.py \
+	    --deepspeed ds_configs/presets/zero1.json --config_name tiny-llama \
+	    --tensor_model_parallel_size 2 --pipeline_model_parallel_size 2 --pipeline_timeline 50 \
+	    --max_steps 60 --per_device_train_batch_size 16 --gradient_accumulation_steps 4 --block_size 64 \
+	    --learning_rate 8e-3 --lr_scheduler_type cosine --warmup_steps 5 --max_eval_blocks 64 \
+	    --per_device_eval_batch_size 16 --sample_tokens 64 --output_dir outputs/demo $(DEMO_ARGS)
 
 test: build
 	$(RUN_ENV) python -m pytest --durations=10 $(PYTEST_ARGS)

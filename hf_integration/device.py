@@ -113,3 +113,9 @@ def describe_device(device: torch.device, *, deepspeed: bool) -> DeviceDescripti
         accelerator=accelerator,
         world_size=torch.distributed.get_world_size() if grouped else 1,
     )
+
+
+def ranks_in_words(ranks: int, platform: str) -> str:
+    """Return how many ranks of which kind a run has, such as ``4 simulated NPUs`` or ``1 CPU rank``."""
+    kind = platform.replace("_", " ").replace("npu", "NPU").replace("cpu", "CPU rank")
+    return f"{ranks} {kind}{'s' * (ranks != 1)}"

@@ -15,6 +15,7 @@ from ds_configs.parallel import ParallelConfig
 from hf_integration.device import require_device
 from hf_integration.errors import TrainingInputError
 from hf_integration.parallel_settings import ParallelFlags, ParallelSettings, parallel_settings
+from hf_integration.timeline import PICTURE_NAME, TRACE_NAME
 from hf_integration.unsupported import check_arguments
 
 USE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
@@ -57,6 +58,13 @@ class NpuTrainingArguments(TrainingArguments):
         default=None,
         metadata={
             "help": "Pipeline layers recomputed in the backward pass: none, full, or how many together."
+        },
+    )
+    pipeline_timeline: int | None = field(
+        default=None,
+        metadata={
+            "help": "Optimizer step whose pipeline timeline is measured: "
+            f"{PICTURE_NAME}, and {TRACE_NAME} for chrome://tracing, in output_dir."
         },
     )
 
@@ -113,6 +121,8 @@ class NpuTrainingArguments(TrainingArguments):
             self.pipeline_schedule,
             self.virtual_stages,
             _whole_number(self.recomputation),
+            self.pipeline_timeline,
+            str(Path(self.output_dir or "trainer_output") / TRACE_NAME),  # the parent's own default
         )
         config = None if not self.deepspeed else read_deepspeed_config(self.deepspeed)
         return parallel_settings(flags, config)

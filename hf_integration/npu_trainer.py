@@ -24,6 +24,7 @@ from hf_integration.parallel_settings import ParallelSettings
 from hf_integration.prediction import from_last_stage, stage_logits
 from hf_integration.replica_batches import StandIn
 from hf_integration.replica_data import ReplicaData
+from hf_integration.timeline import MeasuredTimeline
 from npu_plugins.checkpoint import save_hf
 from npu_plugins.comm import ProcessMesh
 from npu_plugins.pipeline import hf_names
@@ -79,6 +80,8 @@ class NpuTrainer(ReplicaData, CheckpointingTrainer):
         super().__init__(model, args, *positional, **keywords)
         if self.parallel.pp > 1:
             self.add_callback(_ForgetUnfinishedStep(self._pending))
+            if self.args.pipeline_timeline is not None:
+                self.add_callback(MeasuredTimeline.of_run(self.args, type(model).__name__))
         first = self.mesh is None or self.mesh.rank("model") == 0
         self._measurements = Measurements(self.args.device, first)
         self.add_callback(self._measurements)

@@ -33,6 +33,10 @@ class ParallelFlags:
     pipeline_schedule: str | None = None
     virtual_stages: int | None = None
     recomputation: str | int | None = None
+    pipeline_timeline: int | None = None
+    """The step whose timeline is measured."""
+    timeline_file: str | None = None
+    """Where the engine writes it."""
 
 
 @dataclass(frozen=True)
@@ -169,10 +173,14 @@ def _pipeline_section(merged: dict[str, Any], flags: ParallelFlags, pp: int) -> 
         "virtual_stages": flags.virtual_stages,
         "recomputation": flags.recomputation,
     }
+    if flags.pipeline_timeline is not None:
+        given |= {"trace_steps": flags.pipeline_timeline, "trace_file": flags.timeline_file}
     given = {key: value for key, value in given.items() if value is not None}
     section = dict(_section(merged, "pipeline"))
     if pp == 1:
         asked = sorted({*given, *section} - {"stages"})
+        if flags.pipeline_timeline is not None:
+            asked = sorted({*asked, "pipeline_timeline"} - {"trace_steps", "trace_file"})
         if asked:
             raise TrainingInputError(
                 f'the "pipeline" settings {", ".join(asked)} need stages, of which there is one; give '

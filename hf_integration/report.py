@@ -12,19 +12,22 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from hf_integration.device import DeviceDescription
+from hf_integration.device import DeviceDescription, ranks_in_words
 from hf_integration.models import longest_sequence
 from hf_integration.plot import loss_unit, series
 from hf_integration.trainer import speed_key
 
+SIMULATED = "no card took part, and every time and speed is that of this computer's CPU"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class RunFiles:
-    """Paths a run leaves behind; ``model`` and ``plot`` are None where none was made."""
+    """Paths a run leaves behind, in the order in which they are told; None where none was made."""
 
-    log: Path
     model: Path | None = None
     plot: Path | None = None
+    timeline: Path | None = None
+    log: Path
 
 
 def sample_continuation(
@@ -58,14 +61,15 @@ def summary(
     continuation: str | None,
 ) -> str:
     """Return the closing report of a run as text, one fact a line."""
+    simulated = device.platform.startswith("simulated")
     lines = [
         "",
+        *([f"simulated     {ranks_in_words(device.world_size, device.platform)}: {SIMULATED}"] * simulated),
         f"device        {device.device} ({device.name}), {device.world_size} rank(s)",
         f"backend       {device.backend}",
         f"accelerator   {device.accelerator}",
         *loss_lines(history, device.platform),
-        *(f"{name:<14}{path}" for name, path in (("model", files.model), ("plot", files.plot)) if path),
-        f"log           {files.log}",
+        *(f"{name:<14}{path}" for name, path in vars(files).items() if path),
     ]
     if continuation is not None:
         lines += ["sample", *(f"  | {line}" for line in continuation.splitlines())]

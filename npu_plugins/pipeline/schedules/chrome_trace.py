@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
+from npu_plugins.pipeline.errors import ScheduleError
+from npu_plugins.pipeline.schedules.actions import Action
 from npu_plugins.pipeline.schedules.simulate import Span
 
 
@@ -34,3 +36,27 @@ def chrome_trace(spans: Iterable[Span], seconds: float = 1.0) -> str:
         for span in spans
     ]
     return json.dumps({"traceEvents": [*names, *events], "displayTimeUnit": "ms"})
+
+
+def parse_chrome_trace(text: str) -> list[Span]:
+    """Return the spans that `chrome_trace` wrote as ``text``, in seconds.
+
+    Raises:
+        ScheduleError: it is no trace of a pipeline.
+    """
+    try:
+        events = [event for event in json.loads(text)["traceEvents"] if event["ph"] == "X"]
+        return [
+            Span(
+                event["tid"],
+                Action.parse(event["name"]),
+                event["ts"] / 1e6,
+                (event["ts"] + event["dur"]) / 1e6,
+            )
+            for event in events
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ScheduleError(
+            f"this is no trace of a pipeline ({type(error).__name__}: {error}); give a file that "
+            "pipeline.trace_file or `npu-plugins pipeline show --trace` has written"
+        ) from error

@@ -6,10 +6,20 @@ import json
 from fractions import Fraction
 from xml.etree import ElementTree
 
+import pytest
 from hypothesis import given
 
-from npu_plugins.pipeline.schedules import Action, Costs, Schedule, Span, build_schedule, loop, simulate
-from npu_plugins.pipeline.schedules.chrome_trace import chrome_trace
+from npu_plugins.pipeline.schedules import (
+    Action,
+    Costs,
+    Schedule,
+    ScheduleError,
+    Span,
+    build_schedule,
+    loop,
+    simulate,
+)
+from npu_plugins.pipeline.schedules.chrome_trace import chrome_trace, parse_chrome_trace
 from npu_plugins.pipeline.schedules.svg import svg_timeline
 from npu_plugins.pipeline.schedules.timeline import text_timeline
 from tests.pipeline.schedules.strategies import costs, schedules
@@ -109,3 +119,14 @@ def test_the_chrome_trace_has_one_row_for_each_rank_and_times_in_microseconds() 
         "args": {"stage": 0, "micro_batch": 0},
     }
     assert max(event["ts"] + event["dur"] for event in events) == 1e3 * max(span.end for span in spans)
+
+
+def test_a_chrome_trace_reads_back() -> None:
+    spans = simulate(build_schedule("zb-v", 2, 4), Costs(0.5, 0.25, 0.25)).spans()
+    assert parse_chrome_trace(chrome_trace(spans)) == spans
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"traceEvents": [{"ph": "X", "name": "F0@0"}]}'])
+def test_what_is_no_trace_is_refused(text: str) -> None:
+    with pytest.raises(ScheduleError, match="no trace of a pipeline"):
+        parse_chrome_trace(text)
