@@ -12,13 +12,21 @@ from typing import Any
 from transformers import TrainingArguments
 
 from ds_configs.parallel import ParallelConfig
+from hf_integration.accelerate_settings import (
+    SAVES_WHOLE_MODEL,
+    check_launch,
+    hide_deepspeed_from_accelerate,
+    launched_config,
+    launched_config_file,
+    launched_precision,
+    launched_with_deepspeed,
+)
 from hf_integration.device import require_device
 from hf_integration.errors import TrainingInputError
 from hf_integration.parallel_settings import ParallelFlags, ParallelSettings, parallel_settings
-from hf_integration.timeline import PICTURE_NAME, TRACE_NAME
 from hf_integration.unsupported import check_arguments
 
-USE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
+GATHER_NAMES = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
 
 
 @dataclass
@@ -26,9 +34,10 @@ class NpuTrainingArguments(TrainingArguments):
     """`TrainingArguments` with tensor and pipeline parallelism.
 
     Degrees come from the flags or from ``ds_config`` (``tensor_parallel.autotp_size``, ``pipeline.stages``),
-    flags first. What is left of the ranks are replicas: the batch of a step is
-    ``per_device_train_batch_size`` × ``gradient_accumulation_steps`` × replicas, and a pipeline's
-    micro-batches are those that the gradient is accumulated over.
+    flags first; without ``deepspeed``, what ``accelerate launch`` has of DeepSpeed stands for ``ds_config``.
+    What is left of the ranks are replicas: the batch of a step is ``per_device_train_batch_size`` ×
+    ``gradient_accumulation_steps`` × replicas, and a pipeline's micro-batches are those that the gradient is
+    accumulated over.
 
     Raises:
         TrainingInputError: the degrees do not divide the ranks, no device is there, or something asked for
@@ -60,13 +69,6 @@ class NpuTrainingArguments(TrainingArguments):
             "help": "Pipeline layers recomputed in the backward pass: none, full, or how many together."
         },
     )
-    pipeline_timeline: int | None = field(
-        default=None,
-        metadata={
-            "help": "Optimizer step whose pipeline timeline is measured: "
-            f"{PICTURE_NAME}, and {TRACE_NAME} for chrome://tracing, in output_dir."
-        },
-    )
 
     resume_from_checkpoint: str | None = field(
         default=None,
@@ -94,15 +96,20 @@ class NpuTrainingArguments(TrainingArguments):
     def __post_init__(self) -> None:
         if self.enable_jit_checkpoint:  # transformers' name for it, whose ranks would not agree on a step
             self.save_on_sigterm, self.enable_jit_checkpoint = True, False
-        self.parallel = self._read_parallel()
+        config = self._read_config()
+        check_precision(config or {}, fp16=self.fp16, bf16=self.bf16)
+        self.parallel = self._read_parallel(config)
         divides = self.parallel.divides
+        if divides:
+            self._take_over_launch()
         given: Any = self.deepspeed  # type: ignore[has-type]
         # Before the parent's __post_init__, which brings up the process group on whatever device it finds.
         self.parallel_config: ParallelConfig = self.parallel.degrees(self.ranks_of_job())
         # Of a divided model accelerate is not to know DeepSpeed: it would count every rank as a replica.
         hidden = divides or self.dry_run
         self.use_cpu: bool = self.use_cpu or self.dry_run
-        require_device(use_cpu=self.use_cpu, deepspeed=bool(given or self.parallel.config) and not hidden)
+        by_config = bool(given or self.parallel.config or launched_with_deepspeed())
+        require_device(use_cpu=self.use_cpu, deepspeed=by_config and not hidden)
         self.deepspeed = None if hidden else self.parallel.config or given
         if hidden:
             hide_deepspeed_from_accelerate()
@@ -112,8 +119,18 @@ class NpuTrainingArguments(TrainingArguments):
             check_arguments(self)
         elif self.deepspeed and not hidden:
             keep_model_savable(self.hf_deepspeed_config.config)
+        elif self.deepspeed_plugin is not None:  # of accelerate launch
+            if SAVES_WHOLE_MODEL not in os.environ:  # accelerate takes that for a false
+                self.deepspeed_plugin.deepspeed_config["zero_optimization"].pop(GATHER_NAMES[0], None)
+            keep_model_savable(self.deepspeed_plugin.deepspeed_config)
 
-    def _read_parallel(self) -> ParallelSettings:
+    def _read_config(self) -> Mapping[str, Any] | None:
+        given = self.deepspeed or launched_config_file()
+        if given:
+            return read_deepspeed_config(given)
+        return launched_config() if launched_with_deepspeed() else None
+
+    def _read_parallel(self, config: Mapping[str, Any] | None) -> ParallelSettings:
         flags = ParallelFlags(
             self.tensor_model_parallel_size,
             self.pipeline_model_parallel_size,
@@ -121,11 +138,15 @@ class NpuTrainingArguments(TrainingArguments):
             self.pipeline_schedule,
             self.virtual_stages,
             _whole_number(self.recomputation),
-            self.pipeline_timeline,
-            str(Path(self.output_dir or "trainer_output") / TRACE_NAME),  # the parent's own default
         )
-        config = None if not self.deepspeed else read_deepspeed_config(self.deepspeed)
         return parallel_settings(flags, config)
+
+    def _take_over_launch(self) -> None:
+        """Do, or refuse, what accelerate's launcher asks for, which accelerate is not to do here."""
+        check_launch()
+        precision = launched_precision()
+        if precision and not (self.bf16 or self.fp16):
+            setattr(self, precision, True)
 
     def ranks_of_job(self) -> int:
         """Return the number of ranks that the launcher started; in a dry run without one, of one replica."""
@@ -136,23 +157,6 @@ class NpuTrainingArguments(TrainingArguments):
     def place_model_on_device(self) -> bool | None:
         """Whether the Trainer moves the whole model to the device; not where a rank holds a part of it."""
         return False if self.parallel.divides else super().place_model_on_device
-
-
-def hide_deepspeed_from_accelerate() -> None:
-    """Take back the mark that an engine made earlier in this process by accelerate has left behind.
-
-    accelerate 1.15 sets the variable with every engine and never again looks at who did.
-
-    Raises:
-        TrainingInputError: `accelerate launch` has set it, whose DeepSpeed settings would be passed over.
-    """
-    asked = [name for name in os.environ if name.startswith("ACCELERATE_DEEPSPEED_")]
-    if asked and os.environ.get(USE_DEEPSPEED, "false").lower() == "true":
-        raise TrainingInputError(
-            f"accelerate launch has set {asked[0]}, but a divided model gets its engine from the Trainer's "
-            "own arguments; launch without DeepSpeed in accelerate's configuration, and give --deepspeed FILE"
-        )
-    os.environ.pop(USE_DEEPSPEED, None)
 
 
 def _whole_number(text: str | int | None) -> str | int | None:
@@ -186,6 +190,21 @@ def read_deepspeed_config(given: Any) -> Mapping[str, Any]:
     return config
 
 
+def check_precision(config: Mapping[str, Any], *, fp16: bool, bf16: bool) -> None:
+    """Refuse flags that ask for one half precision where the DeepSpeed configuration has the other one.
+
+    Raises:
+        TrainingInputError: with both, and the mend.
+    """
+    for flag, given, other in (("bf16", bf16, "fp16"), ("fp16", fp16, "bf16")):
+        section = config.get(other)
+        if given and isinstance(section, Mapping) and section.get("enabled") is True:
+            raise TrainingInputError(
+                f'--{flag} is given but {other}.enabled is true in the DeepSpeed configuration; write "auto" '
+                f"there, or give --{other}"
+            )
+
+
 def keep_model_savable(config: dict[str, Any]) -> None:
     """Make ZeRO-3 gather whole weights when the model is saved, unless ``config`` already decides that.
 
@@ -195,12 +214,12 @@ def keep_model_savable(config: dict[str, Any]) -> None:
         TrainingInputError: ``config`` forbids the gathering.
     """
     zero = config["zero_optimization"]
-    names = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
     if zero.get("stage") != 3:
         return
-    if any(zero.get(name) is False for name in names):
+    if any(zero.get(name) is False for name in GATHER_NAMES):
         raise TrainingInputError(
-            f'"{names[0]}" is false, so from_pretrained could not load the trained model; set it to true'
+            f'"{GATHER_NAMES[0]}" (zero3_save_16bit_model to accelerate launch) is false, so from_pretrained '
+            "could not load the trained model; set it to true"
         )
-    if not any(name in zero for name in names):
-        zero[names[0]] = True
+    if not any(name in zero for name in GATHER_NAMES):
+        zero[GATHER_NAMES[0]] = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -38,6 +37,10 @@ CPU = ["--use_cpu", "--config_name", "tiny-llama"]
         ([*CPU, "--tensor_model_parallel_sise", "2"], "unknown arguments --tensor_model_parallel_sise 2"),
         ([*CPU, "--fp16", "--bf16"], "At most one of fp16 and bf16"),
         ([*CPU, "--deepspeed", "nowhere.json"], "--deepspeed nowhere.json does not exist"),
+        (
+            [*CPU, "--bf16", "--deepspeed", str(preset_path("docs_zero3"))],
+            "--bf16 is given but fp16.enabled is true in the DeepSpeed configuration",
+        ),
         ([*CPU, "--deepspeed", str(preset_path("zero2"))], "would train without DeepSpeed"),
     ],
 )
@@ -118,16 +121,3 @@ def test_stage_3_is_made_to_save_whole_weights_unless_the_file_forbids_it() -> N
 )
 def test_use_cpu_is_seen_before_anything_is_imported(argv: list[str], wanted: bool) -> None:
     assert wants_host_only(argv) is wanted
-
-
-def test_settings_of_accelerate_launch_are_not_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    argv = [*CPU, "--dry_run", "--pipeline_model_parallel_size", "2", "--output_dir", str(tmp_path)]
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    parse_arguments(argv)  # an engine that was made before has left this behind
-    assert "ACCELERATE_USE_DEEPSPEED" not in os.environ
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
-    with pytest.raises(TrainingInputError, match="accelerate launch has set ACCELERATE_DEEPSPEED_ZERO_STAGE"):
-        parse_arguments(argv)
