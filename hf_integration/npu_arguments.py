@@ -24,6 +24,7 @@ from hf_integration.accelerate_settings import (
 from hf_integration.device import require_device
 from hf_integration.errors import TrainingInputError
 from hf_integration.parallel_settings import ParallelFlags, ParallelSettings, parallel_settings
+from hf_integration.timeline import PICTURE_NAME, TRACE_NAME
 from hf_integration.unsupported import check_arguments
 
 GATHER_NAMES = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
@@ -67,6 +68,13 @@ class NpuTrainingArguments(TrainingArguments):
         default=None,
         metadata={
             "help": "Pipeline layers recomputed in the backward pass: none, full, or how many together."
+        },
+    )
+    pipeline_timeline: int | None = field(
+        default=None,
+        metadata={
+            "help": "Optimizer step whose pipeline timeline is measured: "
+            f"{PICTURE_NAME}, and {TRACE_NAME} for chrome://tracing, in output_dir."
         },
     )
 
@@ -138,6 +146,8 @@ class NpuTrainingArguments(TrainingArguments):
             self.pipeline_schedule,
             self.virtual_stages,
             _whole_number(self.recomputation),
+            self.pipeline_timeline,
+            str(Path(self.output_dir or "trainer_output") / TRACE_NAME),  # the parent's own default
         )
         return parallel_settings(flags, config)
 
