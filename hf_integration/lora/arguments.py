@@ -48,7 +48,9 @@ class LoraArguments:
 
     def __post_init__(self) -> None:
         if self.lora_r is None:
-            given = [each.name for each in fields(self) if getattr(self, each.name) not in (None, False)]
+            given = [
+                each.name for each in fields(LoraArguments) if getattr(self, each.name) not in (None, False)
+            ]
             if given:
                 raise TrainingInputError(f"--{given[0]} needs adapters; give their rank with --lora_r")
             return
