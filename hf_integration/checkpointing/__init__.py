@@ -2,5 +2,6 @@
 
 - `trainer.CheckpointingTrainer`: the Trainer with such checkpoints, on which `NpuTrainer` stands;
 - `resuming`: which checkpoint a run goes on from, and whether it fits; `saving`: how one is written;
-- `rng`: the random generators of a rank; `interruption`: SIGTERM saves and ends training.
+- `rank_state`: what each rank has alone, such as its random generators; `interruption`: SIGTERM saves and
+  ends training.
 """

@@ -17,8 +17,14 @@ from transformers.trainer_callback import ExportableState
 
 from ds_configs.parallel import ParallelConfig
 from hf_integration.checkpointing.interruption import Interruption, let_workers_outlive_sigterm
+from hf_integration.checkpointing.rank_state import (
+    UnloggedLoss,
+    file_name,
+    load_generators,
+    load_loss,
+    save_rank,
+)
 from hf_integration.checkpointing.resuming import Job, find_checkpoint, identity, refuse_damaged
-from hf_integration.checkpointing.rng import file_name, load_rng, save_rng
 from hf_integration.checkpointing.saving import write_together
 from hf_integration.divided_checkpoints import WithoutDeepSpeed, load_state, save_state
 from hf_integration.errors import TrainingInputError
@@ -143,16 +149,22 @@ class CheckpointingTrainer(Trainer):
         return super().evaluation_loop(dataloader, *args, **kwargs)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Put back this rank's generators; in another layout every rank goes on with the first one's.
+        """Put back this rank's generators, and the loss that the next entry of the log has a part of.
 
-        Ranks of a tensor-parallel group have to draw alike, which ranks of other replicas have not done.
+        In another layout every rank goes on with the first one's generators: those of a tensor-parallel group
+        have to draw alike, which ranks of other replicas have not done.
         """
         if self._saved_by is None or checkpoint is None:
             super()._load_rng_state(checkpoint)
             return
-        same = self._saved_by == self._layout().parallel
-        rank = self.args.process_index if same else 0
-        load_rng(Path(checkpoint, file_name(rank, self._saved_by.world_size)), self.args.device)
+        ranks = self._saved_by.world_size
+        files = [Path(checkpoint, file_name(rank, ranks)) for rank in range(ranks)]
+        if self._saved_by == self._layout().parallel:
+            files = [files[self.args.process_index]]
+        load_generators(files[0], self.args.device)
+        losses = [load_loss(file) for file in files]
+        self._tr_loss += sum(loss.total for loss in losses) / len(losses)
+        self._globalstep_last_logged = losses[0].since_step
 
     def _load_best_model(self) -> None:
         best = Path(str(self.state.best_model_checkpoint))
@@ -226,7 +238,8 @@ class CheckpointingTrainer(Trainer):
             super()._save_rng_state(output_dir)
         else:
             name = file_name(self.args.process_index, self.args.world_size)
-            save_rng(Path(output_dir, name), self.args.device)
+            loss = UnloggedLoss(float(self._tr_loss), self._globalstep_last_logged)
+            save_rank(Path(output_dir, name), self.args.device, loss)
 
     def _save_own_state(self, folder: Path) -> None:
         """Write the Trainer's state, and that of its callbacks (the first rank)."""

@@ -92,8 +92,8 @@ class Run:
     """Whether it trains at all."""
     stop_at: int | None = None
     """Step after which training stops, as if it had been interrupted."""
-    resume: str | None = None
-    """Checkpoint to go on from."""
+    resume: str | bool | None = None
+    """Checkpoint to go on from; True: the newest."""
     after: Callable[[Any], Any] | None = None
     """Called with the trainer once it has trained; its result is returned with the losses."""
 

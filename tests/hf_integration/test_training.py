@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import resource
 import shutil
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_integration.train import main
+from hf_integration.trainer import CausalLMTrainer
 from tests.hf_integration.runs import SMALL, entries, logged
 
 FAST = ["--learning_rate", "3e-3", "--sample_tokens", "8", "--logging_steps", "5", "--report_to", "none"]
@@ -86,3 +90,49 @@ def test_resumed_run_ends_as_the_uninterrupted_one(cpu_run: Path, tmp_path: Path
     assert steps == [1, 5, 10, 15, 20, 22, 15, 20, 22]  # the log goes on where the first run's ended
     assert logged(tmp_path, "loss")[-3:] == logged(cpu_run, "loss")[-3:]
     assert saved_model_loss(tmp_path, torch.float32) == saved_model_loss(cpu_run, torch.float32)
+
+
+def test_sigterm_saves_and_exits_0_and_the_run_goes_on_from_there(
+    cpu_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The signal comes in step 12, two steps after an entry of the log and three before the next."""
+    step = CausalLMTrainer.training_step
+
+    def signalled(self: CausalLMTrainer, *args: Any) -> torch.Tensor:
+        if self.state.global_step == 11:
+            signal.raise_signal(signal.SIGTERM)
+        return step(self, *args)
+
+    argv = [*SMALL, *FAST, "--use_cpu", "--max_steps", "22", "--output_dir", str(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr(CausalLMTrainer, "training_step", signalled)
+        assert main(argv) == 0
+    checkpoint = tmp_path / "checkpoint-12"
+    assert f"SIGTERM after step 12 of 22, which {checkpoint} holds" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
+    AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert main([*argv, "--resume_from_checkpoint"]) == 0
+    assert logged(tmp_path, "loss") == logged(cpu_run, "loss")
+    assert logged(tmp_path, "eval_loss") == logged(cpu_run, "eval_loss")
+
+
+def test_full_disk_while_saving_exits_1_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save = CausalLMTrainer._save_checkpoint
+
+    def out_of_room(self: CausalLMTrainer, *args: Any) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000 if self.state.global_step == 4 else soft, hard))
+        try:
+            save(self, *args)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    monkeypatch.setattr(CausalLMTrainer, "_save_checkpoint", out_of_room)
+    argv = [*SMALL, *FAST, "--use_cpu", "--max_steps", "6", "--output_dir", str(tmp_path)]
+    assert main([*argv, "--save_strategy", "steps", "--save_steps", "2"]) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith(f"train.py: checkpoint-4 was not saved in {tmp_path}: ")
+    assert told.endswith("make room, or lower save_total_limit")
+    assert [path.name for path in tmp_path.glob("*checkpoint*")] == ["checkpoint-2"]

@@ -97,4 +97,4 @@ def test_workers_of_a_loader_ignore_the_signal_and_start_as_they_were_told() -> 
     let_workers_outlive_sigterm(loader)
     let_workers_outlive_sigterm(loader)
     assert list(loader) == [(1, 3), (1, 3)]
-    assert loader.worker_init_fn.before is note_start  # type: ignore[union-attr]
+    assert loader.worker_init_fn.before is note_start

@@ -131,7 +131,8 @@ def test_settings_of_training_make_no_other_model(job: Job) -> None:
 
 @pytest.mark.parametrize(
     "layout",
-    [*(Layout(ParallelConfig(**{axis: 2})) for axis in ("tp", "pp", "dp")), Layout(zero_stage=1)],
+    [Layout(each) for each in (ParallelConfig(tp=2), ParallelConfig(pp=2), ParallelConfig(dp=2))]
+    + [Layout(zero_stage=1)],
     ids=str,
 )
 def test_other_layout_needs_the_flag(job: Job, layout: Layout) -> None:

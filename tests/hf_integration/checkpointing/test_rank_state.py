@@ -9,11 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from hf_integration.checkpointing.rng import file_name, load_rng, save_rng
+from hf_integration.checkpointing.rank_state import (
+    UnloggedLoss,
+    file_name,
+    load_generators,
+    load_loss,
+    save_rank,
+)
 from hf_integration.errors import TrainingInputError
 from tests.harness.fixtures import on_ranks
 
 CPU = torch.device("cpu")
+LOSS = UnloggedLoss(1.5, 10)
 
 
 def draw() -> list[float]:
@@ -25,28 +32,26 @@ def draw() -> list[float]:
 
 def test_loading_brings_back_the_numbers_that_would_have_come(tmp_path: Path) -> None:
     draw()
-    save_rng(tmp_path / "rng_state.pth", CPU)
+    save_rank(tmp_path / "rng_state.pth", CPU, LOSS)
     expected = draw()
     draw()
-    assert load_rng(tmp_path / "rng_state.pth", CPU)
+    load_generators(tmp_path / "rng_state.pth", CPU)
     assert draw() == expected
 
 
 @on_ranks(1)
 def test_generator_of_the_device_goes_on_too(tmp_path: Path) -> None:
     device = torch.device("npu:0")
-    save_rng(tmp_path / "rng_state.pth", device)
+    save_rank(tmp_path / "rng_state.pth", device, LOSS)
     expected = torch.rand(5, device=device).tolist()
-    load_rng(tmp_path / "rng_state.pth", device)
+    load_generators(tmp_path / "rng_state.pth", device)
     assert torch.rand(5, device=device).tolist() == expected
 
 
-def test_file_of_transformers_is_left_to_it(tmp_path: Path) -> None:
-    states = {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.get_rng_state()}
-    torch.save(states, tmp_path / "rng_state.pth")
-    before = torch.get_rng_state()
-    assert not load_rng(tmp_path / "rng_state.pth", CPU)
-    assert torch.equal(torch.get_rng_state(), before)
+def test_loss_comes_back_to_the_last_bit(tmp_path: Path) -> None:
+    loss = UnloggedLoss(0.1 + 0.2, 7)
+    save_rank(tmp_path / "rng_state.pth", CPU, loss)
+    assert load_loss(tmp_path / "rng_state.pth") == loss
 
 
 def test_names_are_those_that_transformers_gives() -> None:
@@ -54,22 +59,24 @@ def test_names_are_those_that_transformers_gives() -> None:
 
 
 class Evil:
-    """Runs a command where it is unpickled."""
+    """Leaves a file behind where it is unpickled."""
 
     def __reduce__(self) -> tuple:
         return (Path.touch, (Path("unpickled"),))
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut short", "hostile"])
+@pytest.mark.parametrize("damage", ["missing", "cut short", "hostile", "of another format"])
 def test_what_cannot_be_read_is_named(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "rng_state.pth"
     monkeypatch.chdir(tmp_path)
     if damage == "cut short":
-        save_rng(file, CPU)
+        save_rank(file, CPU, LOSS)
         file.write_bytes(file.read_bytes()[:-100])
     if damage == "hostile":
         torch.save({"format": "npu_plugins.rng", "python": Evil()}, file)
+    if damage == "of another format":
+        torch.save({"format": "npu_plugins.rng.2"}, file)
     with pytest.raises(TrainingInputError, match=r"rng_state\.pth .*give another checkpoint") as told:
-        load_rng(file, CPU)
+        load_generators(file, CPU)
     assert "\n" not in str(told.value)
     assert not Path("unpickled").exists()
