@@ -11,6 +11,7 @@ import pytest
 from ds_configs.generate import ConfigRequest, generate
 from ds_configs.generate.options import recipes
 from ds_configs.presets import load_preset
+from tests.accelerator.conftest import KeptWorld
 from tests.harness.npu import why_no_npu
 from tests.harness.pool import RankPool, World
 
@@ -21,15 +22,15 @@ COMPILE_SECONDS = 400.0  # the first use of a host optimizer on a machine compil
 pytestmark = pytest.mark.npu
 
 
-@pytest.fixture
-def two_ranks(rank_pool: RankPool) -> Iterator[World]:
-    """Two fresh ranks on two NPUs, DeepSpeed imported."""
+@pytest.fixture(scope="module")
+def two_ranks(rank_pool: RankPool) -> Iterator[KeptWorld]:
+    """Two ranks on two NPUs, DeepSpeed imported; they load a host optimizer once for all its tests."""
     reason = why_no_npu()
     if reason:
         pytest.skip(reason)
     rank_pool.preload("deepspeed")
     with rank_pool.world(2, "hccl") as world:
-        yield world
+        yield KeptWorld(world)
 
 
 def layers() -> list[Any]:
@@ -69,9 +70,11 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())
-    while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    report = {"losses": losses, "steps": engine.global_steps, "optimizer": type(optimizer).__name__}
+    inner = optimizer
+    while hasattr(inner, "optimizer"):
+        inner = inner.optimizer
+    report = {"losses": losses, "steps": engine.global_steps, "optimizer": type(inner).__name__}
+    engine.destroy()
     return {**report, "device": str(engine.device), "skipped": engine.skipped_steps}
 
 
@@ -112,15 +115,17 @@ def check(reports: list[dict[str, Any]]) -> None:
         assert sum(last) < sum(first), report["losses"]
 
 
-def test_preset_for_a_plain_program_trains(two_ranks: World) -> None:
+def test_preset_for_a_plain_program_trains(two_ranks: KeptWorld) -> None:
     reports = two_ranks.run(train, load_preset("zero2_plain"))
     assert [report["device"] for report in reports] == ["npu:0", "npu:1"]
     assert [report["optimizer"] for report in reports] == ["FusedAdam"] * 2
     check(reports)
 
 
-def test_preset_for_a_pipeline_trains(two_ranks: World) -> None:
-    reports = two_ranks.run(train_pipeline, load_preset("zero1_pp"))
+@pytest.mark.ranks(2, preload=("deepspeed",))
+def test_preset_for_a_pipeline_trains(ranks: World) -> None:
+    """In a world of its own: DeepSpeed keeps a pipeline's groups for the process."""
+    reports = ranks.run(train_pipeline, load_preset("zero1_pp"))
     assert [report["stages"] for report in reports] == [2, 2]
     check(reports)
 
@@ -129,7 +134,7 @@ def test_preset_for_a_pipeline_trains(two_ranks: World) -> None:
 @pytest.mark.parametrize("offload", ["none", "cpu"])
 @pytest.mark.parametrize("name", recipes("optimizers"))
 def test_every_optimizer_offered_works_on_npus(
-    two_ranks: World, name: str, offload: str, precision: str
+    two_ranks: KeptWorld, name: str, offload: str, precision: str
 ) -> None:
     recipe = recipes("optimizers")[name]
     if offload == "cpu" and not recipe.on_host:
