@@ -143,10 +143,11 @@ def _keep(
 ) -> None:
     """Keep what the backward pass needs.
 
-    With a store that is the Parameter itself, too: what saved tensors give back under checkpointing may be
-    another object, and a gradient added to that one would be lost.
+    The input is for the weight's gradient only, and is not kept for a frozen one. With a store the Parameter
+    itself is kept, too: what saved tensors give back under checkpointing may be another object, and a
+    gradient added to that one would be lost.
     """
-    ctx.save_for_backward(x, weight)
+    ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
     ctx.setting = setting
     if setting.store is not None:
         ctx.parameters = weight, bias
@@ -157,19 +158,19 @@ def _input_gradient(dy: torch.Tensor, dy2: torch.Tensor, weight: torch.Tensor) -
     return dy2.mm(weight).view(*dy.shape[:-1], weight.size(1))
 
 
-def _weight_gradients(ctx: Any, dy2: torch.Tensor, x: torch.Tensor) -> Grads:
+def _weight_gradients(ctx: Any, dy2: torch.Tensor, x: torch.Tensor | None) -> Grads:
     """The gradients of weight and bias for autograd; None where they were added in place, or are not wanted.
 
     Args:
         ctx: of the layer's forward pass.
         dy2: the output's gradient `[tokens, out]`.
-        x: the whole input `[…, in]`.
+        x: the whole input `[…, in]`; None for a frozen weight.
     """
     _, needs_dw, needs_db, _ = ctx.needs_input_grad
     store = ctx.setting.store
-    left, right = dy2.t(), x.reshape(-1, x.size(-1))  # [out, tokens] × [tokens, in] → [out, in]
     dw, db = None, dy2.sum(0) if needs_db else None  # [tokens, out] → [out]
-    if needs_dw:
+    if needs_dw and x is not None:
+        left, right = dy2.t(), x.reshape(-1, x.size(-1))  # [out, tokens] × [tokens, in] → [out, in]
         if store is not None and store.in_place and is_plain(ctx.parameters[0]):
             deliver_product(ctx.parameters[0], left, right)
         else:
@@ -178,23 +179,26 @@ def _weight_gradients(ctx: Any, dy2: torch.Tensor, x: torch.Tensor) -> Grads:
 
 
 def _leave_weight_gradients(
-    ctx: Any, dy2: torch.Tensor, x: torch.Tensor, gather_from: dist.ProcessGroup | None
+    ctx: Any, dy2: torch.Tensor, x: torch.Tensor | None, gather_from: dist.ProcessGroup | None
 ) -> None:
     """Leave the gradients of weight and bias to the store.
 
     Args:
         ctx: of the layer's forward pass.
         dy2: the output's gradient `[tokens, out]`.
-        x: the input `[…, in]`.
+        x: the input `[…, in]`; None for a frozen weight.
         gather_from: the group whose pieces of the input W gathers along the sequence, or None.
     """
     weight, bias = ctx.parameters
     _, needs_dw, needs_db, _ = ctx.needs_input_grad
-    x = x.detach()  # or the graph behind it, with all its activations, would stay until W has run
+    if not needs_dw and not needs_db:
+        return
+    # Detached, or the graph behind it, with all its activations, would stay until W has run.
+    kept = x.detach() if needs_dw and x is not None else None
 
     def run() -> None:
-        if needs_dw:
-            x2 = all_gathered(x, gather_from, 0).reshape(-1, x.size(-1))
+        if kept is not None:
+            x2 = all_gathered(kept, gather_from, 0).reshape(-1, kept.size(-1))
             deliver_product(weight, dy2.t(), x2)  # [out, tokens] × [tokens, in] → [out, in]
         if needs_db:
             deliver(bias, dy2.sum(0))  # [tokens, out] → [out]

@@ -16,6 +16,7 @@ from npu_plugins.tensor_parallel import (
     RowParallelLinear,
     SharedColumnParallelLinear,
     TensorParallelError,
+    WeightGradients,
     gather_full,
     shard_of,
 )
@@ -69,9 +70,8 @@ def test_output_and_gradients(tp_ranks: World, kind: str) -> None:
         torch.manual_seed(2)
         inputs = torch.randn(4, 2, INPUTS)
         x = inputs.to(device()).requires_grad_()
-        whole = [
-            each.clone().requires_grad_() for each in (adapter.down, adapter.up, adapter.bias, x.detach())
-        ]
+        values = (adapter.down, adapter.up, torch.as_tensor(adapter.bias), x.detach())
+        whole = [each.clone().requires_grad_() for each in values]
         down, up, up_bias, x_whole = whole
         wanted = x_whole @ weight.t() + bias + 0.5 * (x_whole @ down.t() @ up.t() + up_bias)
         y = layer(x)
@@ -133,6 +133,33 @@ def test_dropout_is_one_mask_for_whole_inputs_and_another_on_each_rank_for_parts
     found = tp_ranks.run(body)
     assert len({tuple(whole) for whole, _ in found}) == 1
     assert len({tuple(part) for _, part in found}) == tp_ranks.size
+
+
+@pytest.mark.parametrize("kind", ["column", "row"])
+def test_frozen_layers_keep_no_inputs_and_leave_no_work(tp_ranks: World, kind: str) -> None:
+    def body() -> None:
+        layer, store = divided_layer(kind), WeightGradients()
+        x = torch.randn(4, 2, INPUTS).to(device()).requires_grad_()
+        kept: list[torch.Tensor] = []
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            kept.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            y = layer.requires_grad_(False)(x)
+        assert [tuple(each.shape) for each in kept] == [tuple(layer.weight.shape)]
+        layer.weight_gradients = store
+        layer.bias.requires_grad_()
+        with store.at(0, 0):
+            layer(x).sum().backward()
+        store.run(0, 0)
+        assert layer.weight.grad is None
+        assert_close("bias", layer.bias.grad, torch.full_like(layer.bias, 8.0))
+        y.sum().backward()
+        assert x.grad is not None
+
+    tp_ranks.run(body)
 
 
 class TestRefusals:
