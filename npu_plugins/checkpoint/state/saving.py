@@ -86,7 +86,7 @@ class _OwnPart:
         tensors: dict[str, torch.Tensor] = {}
         for piece in _written_here(self.trained):
             tensors |= self._describe(piece)
-        if not tensors:
+        if not self.states:
             return
         infos = {name: TensorInfo(each.dtype, tuple(each.shape)) for name, each in tensors.items()}
         with SafetensorsWriter(folder / self.file, infos, {"format": "pt"}) as writer:

@@ -20,8 +20,8 @@ from npu_plugins.pipeline import hf_names
 from npu_plugins.pipeline.checkpoints.division import Division
 from npu_plugins.pipeline.checkpoints.places import is_partitioned, places
 
-PEFT_PREFIX = "base_model.model."
-"""What peft puts before the names of the model that it wraps."""
+PEFT_PREFIX, PEFT_BASE = "base_model.model.", ".base_layer."
+"""What peft puts before the names of the model that it wraps, and into those of layers with adapters."""
 
 
 class Piece(NamedTuple):
@@ -190,6 +190,13 @@ def _plain(name: str) -> str:
 def local_shape(parameter: nn.Parameter) -> tuple[int, ...]:
     """Return the shape of a parameter on this tensor-parallel rank, also where ZeRO-3 has divided it."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def _without_peft(name: str) -> str:
+    """Return the name that the plain model gives a tensor, as a divided model with adapters has it."""
+    if not name.startswith(PEFT_PREFIX):
+        return name
+    return name.removeprefix(PEFT_PREFIX).replace(PEFT_BASE, ".")
 
 
 def _name(names: dict[int, str], parameter: nn.Parameter) -> str:
