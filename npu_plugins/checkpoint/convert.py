@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -53,14 +54,15 @@ def convert(
     written aside and renamed when it is whole.
 
     Args:
-        source: a directory of `save_pretrained`, one that this function made, or a DeepSpeed checkpoint
-            (ZeRO stage 0 to 3, or universal). A checkpoint of ours is verified first.
+        source: a directory of `save_pretrained`, one that this function made, a checkpoint of the Trainer, of
+            the pipeline engine, or of DeepSpeed (ZeRO stage 0 to 3, or universal). One with a manifest is
+            verified first.
         destination: must not exist, or be empty.
         to: ``hf``, ``sharded`` or ``universal``.
         tp: for ``sharded``: tensor-parallel ranks.
         pp: for ``sharded``: pipeline stages.
         dtype: float32, float16 or bfloat16, for ``hf`` and ``sharded``; None: weights stay as they are. From
-            DeepSpeed they are the optimizer's fp32 master weights.
+            a checkpoint of training they are the optimizer's fp32 master weights, if it has some.
         config: directory with config.json and tokenizer, where none is beside the source.
         max_file_bytes: where a file of ``hf`` ends.
 
@@ -85,7 +87,7 @@ def convert(
         )
     job = _Job(found, kind, weights, origin, tp, pp, DTYPES[dtype] if dtype else None, max_file_bytes)
     notes = job.write_aside(destination)
-    if kind is not Kind.UNIVERSAL and found.kind in (Kind.ZERO, Kind.UNIVERSAL):
+    if kind is not Kind.UNIVERSAL and found.kind not in (Kind.HUGGING_FACE, Kind.SHARDED):
         notes.append("only weights are converted: the optimizer's state stays behind")
     numbers = sum(info.numel for info in weights.tensors.values())
     return Converted(found, destination, numbers, notes)
@@ -161,11 +163,6 @@ def open_source(directory: str | Path) -> tuple[Found, Source]:
         if held is None:
             raise CheckpointError(f"{found.path} holds no weights in a form that is known here")
         found = held
-    if found.kind is Kind.PIPELINE:
-        raise CheckpointError(
-            f"{found.path} has a file for each layer of a pipeline, whose parameters have no names of the "
-            "whole model; load it into the job that wrote it and save the model from there (save_hf)"
-        )
     return found, _opened(found)
 
 
@@ -175,10 +172,18 @@ def _opened(found: Found) -> Source:
     if found.kind is Kind.SHARDED:
         return ShardedSource(found.path)
     # These import DeepSpeed, which the others do without.
+    from npu_plugins.checkpoint.pipelines import PipelineSource
+    from npu_plugins.checkpoint.training import TrainingSource
     from npu_plugins.checkpoint.universal import UniversalSource
     from npu_plugins.checkpoint.zero import ZeroSource
 
-    return UniversalSource(found.path) if found.kind is Kind.UNIVERSAL else ZeroSource(found.path)
+    kinds: dict[Kind, Callable[[Path], Source]] = {
+        Kind.PIPELINE: PipelineSource,
+        Kind.TRAINING: TrainingSource,
+        Kind.UNIVERSAL: UniversalSource,
+        Kind.ZERO: ZeroSource,
+    }
+    return kinds[found.kind](found.path)
 
 
 def _check_asked(to: str, tp: int, pp: int, dtype: str | None) -> None:
@@ -198,8 +203,8 @@ def _check_names(source: Source) -> None:
     for name in source.tensors:
         if _PIPELINE_NAME.match(name):
             raise CheckpointError(
-                f"{source.directory} is of a pipeline: {name} is a layer's own name, not the whole model's; "
-                "load it into the job that wrote it and save the model from there (save_hf)"
+                f"{source.directory} is of a pipeline of own layers: {name} is no parameter of a Hugging "
+                "Face model; convert it to universal"
             )
 
 

@@ -41,6 +41,8 @@ class Description:
     """The architecture that config.json names."""
     optimizer: list[str] = field(default_factory=list)
     """Names of the optimizer's tensors of a parameter; [] where no state is kept by name."""
+    resumes: str = "nothing: it holds weights alone"
+    """What a job can go on from it as."""
     details: dict[str, Any] = field(default_factory=dict)
     """What only this kind has."""
 
@@ -61,6 +63,7 @@ class Description:
         dtypes = ", ".join(f"{count:,} {name}" for name, count in self.dtypes.items())
         lines.append(f"parameters: {self.parameters:,} in {self.tensors} tensors ({dtypes or 'none'})")
         lines.append(f"optimizer:  {', '.join(self.optimizer) if self.optimizer else 'no state by name'}")
+        lines.append(f"resumes as: {self.resumes}")
         lines += [f"{key}: {value}" for key, value in self.details.items()]
         return "\n".join(lines)
 
@@ -77,7 +80,6 @@ def describe(directory: str | Path) -> Description:
     held: Found | None = found
     if found.kind is Kind.OURS:
         manifest = Manifest.read(found.path)
-        told.step = manifest.step
         told.details = {"model digest": manifest.model, **manifest.extra}
         held = content_of(found)
         if held is not None:
@@ -89,9 +91,11 @@ def describe(directory: str | Path) -> Description:
             Kind.UNIVERSAL: _universal,
             Kind.ZERO: _zero,
             Kind.PIPELINE: _pipeline,
+            Kind.TRAINING: _training,
         }
         tellers[held.kind](told, held.path)
     if found.kind is Kind.OURS:
+        told.step = manifest.step
         parallel = manifest.layout.parallel
         told.layout = {axis: getattr(parallel, axis) for axis in ("tp", "pp", "dp", "ep")}
         told.layout |= {"world size": parallel.world_size, "ZeRO stage": manifest.layout.zero_stage}
@@ -113,6 +117,10 @@ def _hugging_face(told: Description, directory: Path) -> None:
     beside = [path.name for path in directory.iterdir() if path.name.startswith("global_step")]
     if beside:
         told.details["DeepSpeed checkpoint beside it"] = ", ".join(sorted(beside))
+        told.resumes = "the ranks and ZeRO stage of its run, by the Trainer"
+    elif (directory / "optimizer.pt").is_file():
+        told.resumes = "one process or data parallelism without DeepSpeed, by the Trainer"
+    told.step = _trainer_step(directory)
 
 
 def _sharded(told: Description, directory: Path) -> None:
@@ -130,6 +138,7 @@ def _universal(told: Description, directory: Path) -> None:
     keys = {key for name in source.tensors for key in source.moments(name)}
     told.optimizer = sorted(keys)
     told.layout = {"layout": "any"}
+    told.resumes = 'any layout, with "checkpoint": {"load_universal": true}'
 
 
 def _zero(told: Description, directory: Path) -> None:
@@ -140,7 +149,25 @@ def _zero(told: Description, directory: Path) -> None:
     told.layout = {"tp": 1, "pp": 1, "dp": source.world, "ZeRO stage": source.zero_stage}
     told.step = source.counters.get("global_steps")
     told.optimizer = sorted({key for name in source.tensors for key in source.moments_of(name)})
-    told.details = {"DeepSpeed version": source.version}
+    told.resumes = (
+        f"{source.world} ranks with ZeRO stage {source.zero_stage}; convert to universal for others"
+    )
+    told.details |= {"DeepSpeed version": source.version}
+
+
+def _training(told: Description, directory: Path) -> None:
+    from npu_plugins.checkpoint.training import TrainingSource
+
+    source = TrainingSource(directory)
+    _count(told, source.tensors)
+    written = source.index.layout
+    told.layout = {axis: getattr(written.parallel, axis) for axis in ("tp", "pp", "dp", "ep")}
+    told.layout["ZeRO stage"] = written.zero_stage
+    step = _trainer_step(directory)
+    told.step = source.counters.get("global_steps") if step is None else step
+    told.optimizer = sorted({key for name in source.tensors for key in source.moments_of(name)})
+    told.resumes = "its layout, to the bit; any other tp × pp × dp and ZeRO stage with --allow_layout_change"
+    told.details["optimizer's class"] = source.index.optimizer
 
 
 def _pipeline(told: Description, directory: Path) -> None:
@@ -152,6 +179,16 @@ def _pipeline(told: Description, directory: Path) -> None:
     tp = int(dimensions.get("tp_degree", len(ranks)))
     told.layout = {"tp": tp, "pp": int(states["mp_world_size"]) // tp, "dp": int(states["dp_world_size"])}
     told.step = states.get("global_steps")
+    optimizers = [name for name in names if OPTIMIZER_FILE.fullmatch(name)]
+    told.details |= {
+        "layers": len({match.group(1) for match in layers.values()}),
+        "optimizer files": len(optimizers),
+        "DeepSpeed version": states.get("ds_version"),
+    }
+    if "modules" in (states.get("npu_plugins_pipeline") or {}):
+        _described_pipeline(told, directory)
+        return
+    told.resumes = "its layout, and others where ZeRO names the parameters, by the pipeline engine"
     infos: dict[str, TensorInfo] = {}
     for name in layers:
         held = read_torch(directory / name)
@@ -161,12 +198,16 @@ def _pipeline(told: Description, directory: Path) -> None:
             if isinstance(value, torch.Tensor)
         }
     _count(told, infos)
-    optimizers = [name for name in names if OPTIMIZER_FILE.fullmatch(name)]
-    told.details = {
-        "layers": len({match.group(1) for match in layers.values()}),
-        "optimizer files": len(optimizers),
-        "DeepSpeed version": states.get("ds_version"),
-    }
+
+
+def _described_pipeline(told: Description, directory: Path) -> None:
+    from npu_plugins.checkpoint.pipelines import PipelineSource
+
+    source = PipelineSource(directory)
+    _count(told, source.tensors)
+    told.optimizer = sorted({key for name in source.tensors for key in source.moments_of(name)})
+    told.resumes = "any stages, replicas, tensor-parallel ranks and ZeRO stage 0 or 1, by the pipeline engine"
+    told.details["names"] = "Hugging Face's" if source.of_hugging_face else "the pipeline's own"
 
 
 def _count(told: Description, tensors: Mapping[str, TensorInfo]) -> None:
@@ -174,6 +215,14 @@ def _count(told: Description, tensors: Mapping[str, TensorInfo]) -> None:
     for info in tensors.values():
         dtypes[str(info.dtype).removeprefix("torch.")] += info.numel
     told.tensors, told.parameters, told.dtypes = len(tensors), sum(dtypes.values()), dict(dtypes)
+
+
+def _trainer_step(directory: Path) -> int | None:
+    """The optimizer steps that the Trainer has noted beside a model."""
+    try:
+        return int(json.loads((directory / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _architecture(*directories: Path) -> str | None:

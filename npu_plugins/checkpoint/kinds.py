@@ -13,6 +13,7 @@ from npu_plugins.checkpoint.files import INDEX_FILE, SINGLE_FILE, check_inside
 from npu_plugins.checkpoint.manifest import MANIFEST_FILE
 
 SHARDED_INDEX = "npu_plugins_sharded.json"
+TRAINING_INDEX = "training_state/index.json"
 UNIVERSAL_WEIGHT = "fp32.pt"
 UNIVERSAL_COMMON = "optimizer_state.pt"
 OPTIMIZER_FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
@@ -28,6 +29,7 @@ class Kind(enum.Enum):
     ZERO = "DeepSpeed"
     PIPELINE = "DeepSpeed pipeline"
     UNIVERSAL = "DeepSpeed universal"
+    TRAINING = "Hugging Face safetensors and training state"
     OURS = "npu_plugins checkpoint"
 
 
@@ -85,6 +87,8 @@ def _kind_of(directory: Path) -> Kind | None:
 def _kind_by(directory: Path, names: list[str]) -> Kind | None:
     if SHARDED_INDEX in names:
         return Kind.SHARDED
+    if (directory / TRAINING_INDEX).is_file():
+        return Kind.TRAINING
     if SINGLE_FILE in names or INDEX_FILE in names:
         return Kind.HUGGING_FACE
     if "zero" in names and next((directory / "zero").rglob(UNIVERSAL_WEIGHT), None) is not None:

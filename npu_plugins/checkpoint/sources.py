@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -31,6 +31,43 @@ class OptimizerState(NamedTuple):
     """Settings of each parameter group, by DeepSpeed's names."""
     common: dict[str, Any]
     """What else DeepSpeed keeps: loss scale, clipping."""
+    notes: tuple[str, ...] = ()
+    """What of it cannot be kept in a universal checkpoint, in sentences."""
+
+
+_MANY_GROUPS = 1024
+"""More than an optimizer has."""
+
+
+def groups_for_any(settings: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """Return parameter groups for an optimizer whose groups are not known, and notes about them.
+
+    DeepSpeed pairs the file's parameter groups with the optimizer's by place and takes the settings it finds
+    (0.19.8, `load_hp_checkpoint_state_from_checkpoint_dir`), so all get those that are the same everywhere;
+    what is left out stays the optimizer's own.
+
+    Args:
+        settings: of all groups that were trained, in any order.
+    """
+    plain = [{key: _comparable(value) for key, value in each.items()} for each in settings]
+    keys = {key for each in plain for key in each}
+    differing = sorted(
+        key for key in keys if any(each.get(key, ...) != plain[0].get(key, ...) for each in plain)
+    )
+    same = {key: value for key, value in settings[0].items() if key not in differing} if settings else {}
+    notes: tuple[str, ...] = ()
+    if differing:
+        notes = (
+            f"parameter groups differ in {', '.join(differing)}, which the job that loads the checkpoint "
+            "keeps as its own configuration says",
+        )
+    return [{**same, "params": []} for _ in range(_MANY_GROUPS)], notes
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return tuple(value) if isinstance(value, list) else value
 
 
 class Source(Protocol):

@@ -28,15 +28,11 @@ from npu_plugins.checkpoint.errors import CheckpointError
 from npu_plugins.checkpoint.files import check_inside
 from npu_plugins.checkpoint.kinds import UNIVERSAL_COMMON as COMMON
 from npu_plugins.checkpoint.kinds import UNIVERSAL_WEIGHT as WEIGHT
-from npu_plugins.checkpoint.sources import FileLayout, OptimizerState, Source
+from npu_plugins.checkpoint.sources import FileLayout, OptimizerState, Source, groups_for_any
 from npu_plugins.checkpoint.streaming import TensorInfo
 from npu_plugins.checkpoint.torch_files import read_torch
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-# DeepSpeed pairs the file's parameter groups with the optimizer's by place and takes the settings it finds
-# (`load_hp_checkpoint_state_from_checkpoint_dir`): empty ones leave the optimizer's own, whatever their
-# number.
-_EMPTY_GROUPS = 64
 # A universal checkpoint is read with the model states of DeepSpeed's stages 0 to 2, or with those of stage 3.
 MODEL_STATES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
 
@@ -126,7 +122,7 @@ def write_universal(source: Source, directory: Path) -> list[str]:
     Raises:
         CheckpointError: a tensor cannot be a parameter.
     """
-    notes = []
+    notes: list[str] = []
     optimizer = source.optimizer
     for name, info in source.tensors.items():
         if not info.dtype.is_floating_point or info.dtype.itemsize > 4:
@@ -149,17 +145,17 @@ def write_universal(source: Source, directory: Path) -> list[str]:
             _save(torch.tensor(0.0) if optimizer is None else optimizer.step, folder / "step.pt")
     if optimizer is None:
         notes.append("the source has no optimizer's state: the moments are zero and the step is 0")
+    else:
+        notes += optimizer.notes
     _write_common(optimizer, directory)
     _write_states(source, directory)
     return notes
 
 
 def _write_common(optimizer: OptimizerState | None, directory: Path) -> None:
-    step: Any = torch.tensor(0.0)
-    groups: list[dict[str, Any]] = [{"params": []} for _ in range(_EMPTY_GROUPS)]
-    common: dict[str, Any] = {}
-    if optimizer is not None:
-        step, groups, common = optimizer
+    if optimizer is None:
+        optimizer = OptimizerState(torch.tensor(0.0), groups_for_any([])[0], {})
+    step, groups, common, _ = optimizer
     content = {
         **common,
         DS_VERSION: common.get(DS_VERSION, metadata.version("deepspeed")),

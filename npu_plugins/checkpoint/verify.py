@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from npu_plugins.checkpoint.errors import CheckpointError
-from npu_plugins.checkpoint.files import INDEX_FILE, SINGLE_FILE, CheckpointFiles, read_header
+from npu_plugins.checkpoint.files import DTYPES, INDEX_FILE, SINGLE_FILE, CheckpointFiles, read_header
 from npu_plugins.checkpoint.kinds import (
     LAYER_FILE,
     MODEL_FILE,
@@ -83,6 +83,7 @@ def _as_a_whole(held: Found, root: Path, bad: set[str]) -> Iterator[Fault]:
         Kind.UNIVERSAL: _universal,
         Kind.ZERO: _zero,
         Kind.PIPELINE: _pipeline,
+        Kind.TRAINING: _training,
     }
     before = held.path.relative_to(root).as_posix()
     prefix = "" if before == "." else f"{before}/"
@@ -127,13 +128,41 @@ def _hugging_face(directory: Path) -> Iterator[Fault]:
 
 def _sharded(directory: Path) -> Iterator[Fault]:
     for file, expected in ShardedSource(directory).files().items():
-        if not (directory / file).is_file():
-            yield Fault(file, f"is missing; {INDEX} lists it")
-            continue
-        stored = {each.name: TensorInfo(each.dtype, each.shape) for each in read_header(directory / file)[0]}
-        wrong = {name for name in {*expected, *stored} if expected.get(name) != stored.get(name)}
-        if wrong:
-            yield Fault(file, f"does not hold {min(wrong)}{_more(wrong)} as {INDEX} says")
+        problem = _other_tensors(directory / file, expected, INDEX)
+        if problem:
+            yield Fault(file, problem)
+
+
+def _other_tensors(file: Path, expected: Mapping[str, TensorInfo], index: str) -> str | None:
+    """Say in what a file's header differs from what an index says of it."""
+    if not file.is_file():
+        return f"is missing; {index} lists it"
+    try:
+        stored = {each.name: TensorInfo(each.dtype, each.shape) for each in read_header(file)[0]}
+    except CheckpointError as error:
+        return str(error).removeprefix(f"{file} ")
+    wrong = {name for name in {*expected, *stored} if expected.get(name) != stored.get(name)}
+    return f"does not hold {min(wrong)}{_more(wrong)} as {index} says" if wrong else None
+
+
+def _training(directory: Path) -> Iterator[Fault]:
+    from npu_plugins.checkpoint import state  # imports DeepSpeed
+
+    if any((directory / name).is_file() for name in (INDEX_FILE, SINGLE_FILE)):
+        yield from _hugging_face(directory)
+    folder = directory / state.STATE_FOLDER
+    index = state.StateIndex.read(folder)
+    whole = True
+    for file, expected in index.files().items():
+        infos = {name: TensorInfo(DTYPES[code], shape) for name, (code, shape) in expected.items()}
+        problem = _other_tensors(folder / file, infos, state.INDEX_FILE)
+        if problem:
+            whole = False
+            yield Fault(f"{state.STATE_FOLDER}/{file}", problem)
+    if whole:
+        reader = state.StateReader(directory)
+        for name in index.parameters:
+            reader.check(name)
 
 
 def _universal(directory: Path) -> Iterator[Fault]:

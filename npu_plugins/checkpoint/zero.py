@@ -183,6 +183,11 @@ class ZeroFiles:
         return held.get("state", {}) if isinstance(held, Mapping) else {}
 
 
+def common_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a ZeRO optimizer's saved state has that is not about partitions: loss scale, clipping."""
+    return {key: value for key, value in state.items() if key not in _NOT_COMMON}
+
+
 class ZeroSource:
     """A checkpoint of `DeepSpeedEngine.save_checkpoint`, with master weights where there are any."""
 
@@ -269,8 +274,7 @@ class ZeroSource:
         first = files.ranks[0]
         inner = first[OPTIMIZER_STATE_DICT if files.stage3 else BASE_OPTIMIZER_STATE]
         step = next(iter(files.inner(0).values())).get("step", 0)
-        common = {key: value for key, value in first.items() if key not in _NOT_COMMON}
-        return OptimizerState(step, list(inner[PARAM_GROUPS]), common)
+        return OptimizerState(step, list(inner[PARAM_GROUPS]), common_state(first))
 
     @property
     def counters(self) -> Mapping[str, Any]:

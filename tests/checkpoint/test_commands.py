@@ -83,6 +83,7 @@ def test_inspecting_a_hugging_face_directory(tmp_path: Path, capsys: Captured) -
     assert out.splitlines()[0] == f"{directory}: Hugging Face safetensors"
     assert "model:      TinyForCausalLM" in out
     assert "parameters: 84 in 4 tensors (52 float32, 32 bfloat16)" in out
+    assert "resumes as: nothing: it holds weights alone" in out
     told = json.loads(run(capsys, "inspect", directory, "--json")[1])
     assert (told["kind"], told["parameters"], told["tensors"]) == ("Hugging Face safetensors", 84, 4)
     assert told["dtypes"] == {"float32": 52, "bfloat16": 32}
@@ -97,6 +98,7 @@ def test_inspecting_deepspeeds_files(tmp_path: Path, capsys: Captured) -> None:
     assert told["layout"] == {"tp": 1, "pp": 1, "dp": 2, "ZeRO stage": 2}
     assert (told["step"], told["optimizer"], told["parameters"]) == (5, ["exp_avg"], 11)
     assert told["details"] == {"DeepSpeed version": "0.19.8"}
+    assert told["resumes"] == "2 ranks with ZeRO stage 2; convert to universal for others"
 
 
 def test_inspecting_a_pipelines_files(tmp_path: Path, capsys: Captured) -> None:
@@ -113,15 +115,15 @@ def test_inspecting_a_pipelines_files(tmp_path: Path, capsys: Captured) -> None:
     assert told["layout"] == {"tp": 2, "pp": 2, "dp": 2}
     assert (told["step"], told["details"]["layers"], told["parameters"]) == (7, 3, 12)
     assert run(capsys, "verify", tmp_path)[0] == 0
+    status, _, err = run(capsys, "convert", tmp_path, tmp_path / "out", "--to", "hf")
+    assert status == 1
+    assert "nothing says which parameter of the whole model is which: DeepSpeed's own engine wrote it" in err
     (tmp_path / "mp_rank_03_model_states.pt").unlink()
     (tmp_path / "layer_01-model_01-model_states.pt").unlink()
     status, out, _ = run(capsys, "verify", tmp_path)
     assert status == 1
     assert "mp_rank_03_model_states.pt is missing; 4 were written" in out
     assert "layer_01-model_01-model_states.pt is missing; other layers have one" in out
-    status, _, err = run(capsys, "convert", tmp_path, tmp_path / "out", "--to", "hf")
-    assert status == 1
-    assert "has a file for each layer of a pipeline" in err
 
 
 def test_inspecting_our_own(tmp_path: Path, capsys: Captured) -> None:

@@ -43,7 +43,7 @@ def describe(engine: Any) -> dict[str, Any]:
         "groups": named_groups(engine) if has_optimizer else [],
         "hyperparameters": hyperparameters(engine) if has_optimizer else [],
         "modules": {each.prefix: list(each.layers) for each in stored_modules(module)},
-        "hf_names": _hf_names(module),
+        "hf_names": hf_names_of(module),
         "parameters": {name: _described(value) for name, value in _all_names(module)},
         "schedule": module.schedule_name,
         "parts": list(module.parts),
@@ -67,7 +67,7 @@ def tied_names(module: Any) -> set[str]:
     }
 
 
-def _hf_names(module: Any) -> dict[str, str]:
+def hf_names_of(module: Any) -> dict[str, str]:
     """Parameters' names in the Hugging Face model by those in the pipeline, if it is one of such a model."""
     if not hasattr(module, "hf_model"):
         return {}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,47 +13,45 @@ from deepspeed.checkpoint.constants import PARAM
 from npu_plugins.checkpoint.errors import CheckpointError
 from npu_plugins.checkpoint.torch_files import read_torch
 from npu_plugins.pipeline.checkpoints import entries
+from npu_plugins.pipeline.checkpoints.description import hf_names_of
 from npu_plugins.pipeline.checkpoints.division import Division
 from npu_plugins.pipeline.checkpoints.entries import MASTER, Entry
 from npu_plugins.pipeline.checkpoints.places import named_groups
 from npu_plugins.pipeline.checkpoints.source import Files, settings_by_name
 
 
-class SavedStates:
-    """The optimizer's part of a checkpoint, for one rank of an engine."""
+class StatesByName:
+    """The optimizer's part of a checkpoint."""
 
-    def __init__(self, files: Files, engine: Any) -> None:
-        """Find out which place holds which parameter.
+    def __init__(
+        self,
+        files: Files,
+        names: Sequence[Sequence[str]],
+        groups: Sequence[Sequence[str]] = (),
+        shapes: Mapping[str, Any] | None = None,
+        own: int = 0,
+    ) -> None:
+        """Note which place holds which parameter.
 
-        Raises:
-            CheckpointError: the checkpoint does not name its parameters and is of another layout.
+        Args:
+            files: of the checkpoint.
+            names: by pipeline rank, the parameters whose state it saved.
+            groups: names by parameter group, if the checkpoint does not say.
+            shapes: of the parameters, if it does not say.
+            own: the pipeline rank whose copy of a tied weight is taken, where it has one.
         """
         self.files, self.tp = files, int(files.tp)
-        if files.misplaced:
-            raise CheckpointError(
-                f"{files.directory} was saved with zero_optimization.round_robin_gradients and {files.dp} "
-                "replicas, of which DeepSpeed 0.19.8 notes wrong places of parameters; load it with "
-                "load_optimizer_states=False"
-            )
-        mesh = engine.mesh
-        self._own = mesh.rank("pp") if files.pp == mesh.size("pp") else 0
-        self._groups = named_groups(engine)
-        self._shapes = {name: list(each.shape) for name, each in engine.module.named_parameters()}
-        names = [files.names(pipe * files.tp) for pipe in range(files.pp)]
-        if any(each is None for each in names):
-            if (files.pp, files.tp) != (mesh.size("pp"), mesh.size("tp")):
-                raise CheckpointError(
-                    f"{files.directory} was saved by DeepSpeed's own engine without ZeRO, which keeps the "
-                    f"optimizer's state by position, at pp {files.pp} × tp {files.tp}; load it at that "
-                    "layout and save it again, or pass load_optimizer_states=False"
-                )
-            names = [[name for group in self._groups for name in group] if i == self._own else []
-                     for i in range(files.pp)]  # fmt: skip
+        self._groups, self._shapes, self._own = groups, shapes or {}, own
         self._holders: dict[str, list[int]] = {}
         for pipe, each in enumerate(names):
-            for name in each or []:
+            for name in each:
                 self._holders.setdefault(name, []).append(pipe)
         self._cached: dict[int, dict[str, Entry]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters with state."""
+        return list(self._holders)
 
     def division(self, name: str) -> Division:
         """Return how the parameter's entries are divided."""
@@ -89,8 +88,39 @@ class SavedStates:
         return entries.loss_scale(self.files.optimizer(self._own * self.tp))
 
 
+class SavedStates(StatesByName):
+    """The optimizer's part of a checkpoint, for one rank of an engine."""
+
+    def __init__(self, files: Files, engine: Any) -> None:
+        """Find out which place holds which parameter.
+
+        Raises:
+            CheckpointError: the checkpoint does not name its parameters and is of another layout.
+        """
+        if files.misplaced:
+            raise CheckpointError(
+                f"{files.directory} was saved with zero_optimization.round_robin_gradients and {files.dp} "
+                "replicas, of which DeepSpeed 0.19.8 notes wrong places of parameters; load it with "
+                "load_optimizer_states=False"
+            )
+        mesh, groups = engine.mesh, named_groups(engine)
+        own = mesh.rank("pp") if files.pp == mesh.size("pp") else 0
+        names = [files.names(pipe * files.tp) for pipe in range(files.pp)]
+        if any(each is None for each in names):
+            if (files.pp, files.tp) != (mesh.size("pp"), mesh.size("tp")):
+                raise CheckpointError(
+                    f"{files.directory} was saved by DeepSpeed's own engine without ZeRO, which keeps the "
+                    f"optimizer's state by position, at pp {files.pp} × tp {files.tp}; load it at that "
+                    "layout and save it again, or pass load_optimizer_states=False"
+                )
+            mine = [name for group in groups for name in group]
+            names = [mine if pipe == own else [] for pipe in range(files.pp)]
+        shapes = {name: list(each.shape) for name, each in engine.module.named_parameters()}
+        super().__init__(files, [each or [] for each in names], groups, shapes, own)
+
+
 class UniversalStates:
-    """A folder that DeepSpeed's ``ds_to_universal.py`` made: a folder for each parameter, whole tensors."""
+    """A universal folder, of ``ds_to_universal.py`` or of `npu-plugins checkpoint convert`: whole tensors."""
 
     tp: int | None = None
     """Everything is whole, as no tensor-parallel rank may have it (one has padding, perhaps)."""
@@ -102,6 +132,7 @@ class UniversalStates:
             CheckpointError: it is no universal folder, or its hyperparameters cannot be told by parameter.
         """
         self.files, self._folder = files, files.directory / "zero"
+        self._names: Mapping[str, str] = hf_names_of(engine.module)
         self._common: Mapping[str, Any] = read_torch(self._folder / "optimizer_state.pt")
         self._own_groups = named_groups(engine)
 
@@ -111,7 +142,12 @@ class UniversalStates:
 
     def holders(self, name: str) -> list[int]:
         """Return [0] for a parameter that is there."""
-        return [0] if (self._folder / name).is_dir() else []
+        return [0] if self._folder_of(name).is_dir() else []
+
+    def _folder_of(self, name: str) -> Path:
+        """The parameter's folder: by its name in the pipeline, or in the Hugging Face model."""
+        own = self._folder / name
+        return own if own.is_dir() else self._folder / self._names.get(name, name)
 
     @cached_property
     def _settings(self) -> dict[str, Mapping[str, Any]]:
@@ -121,15 +157,19 @@ class UniversalStates:
             for place in range(0, self.files.pp * self.files.tp, self.files.tp):
                 found.update(settings_by_name(self.files.description(place)))
             return found
-        saved = self._common["param_groups"]
+        saved = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in self._common["param_groups"]
+        ]
+        if all(each == saved[0] for each in saved):
+            saved = saved[:1] * len(self._own_groups)
         if len(saved) != len(self._own_groups):
             raise CheckpointError(
                 f"{self._folder} has {len(saved)} parameter groups and does not say what is in them, but "
                 f"this optimizer has {len(self._own_groups)}; make as many groups, in the same order"
             )
         for names, group in zip(self._own_groups, saved, strict=True):
-            settings = {key: value for key, value in group.items() if key != "params"}
-            found.update(dict.fromkeys(names, settings))
+            found.update(dict.fromkeys(names, group))
         return found
 
     def entries(self, name: str) -> list[Entry]:
@@ -138,7 +178,7 @@ class UniversalStates:
         Raises:
             CheckpointError: there is none, or a file is missing or cut short.
         """
-        folder = self._folder / name
+        folder = self._folder_of(name)
         if not folder.is_dir():
             raise CheckpointError(
                 f"{self._folder} has no folder {name}; it was made from a model with other layers, or that "
