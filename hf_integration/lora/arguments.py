@@ -48,9 +48,8 @@ class LoraArguments:
 
     def __post_init__(self) -> None:
         if self.lora_r is None:
-            given = [
-                each.name for each in fields(LoraArguments) if getattr(self, each.name) not in (None, False)
-            ]
+            values = {each.name: getattr(self, each.name) for each in fields(LoraArguments)}
+            given = [name for name, value in values.items() if value is not None and value is not False]
             if given:
                 raise TrainingInputError(f"--{given[0]} needs adapters; give their rank with --lora_r")
             return

@@ -15,19 +15,19 @@ VOCABULARY, LENGTH = 64, 12
 STEPS = 20
 
 
-def model_config(family: str) -> Any:
+def model_config(family: str, layers: int = 4) -> Any:
     """Return the configuration of a small model without dropout."""
     from transformers import AutoConfig
 
     common: dict[str, Any] = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2}
     if family == "gpt2":
-        sizes: dict[str, Any] = {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 32}
+        sizes: dict[str, Any] = {"n_embd": 32, "n_layer": layers, "n_head": 4, "n_positions": 32}
         dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
         return AutoConfig.for_model("gpt2", **common, **sizes, **dropouts)
     sizes = {
         "hidden_size": 32,
         "intermediate_size": 64,
-        "num_hidden_layers": 4,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 32,
@@ -36,12 +36,12 @@ def model_config(family: str) -> Any:
     return AutoConfig.for_model(family, **common, **sizes)
 
 
-def make_model(family: str) -> Any:
+def make_model(family: str, layers: int = 4) -> Any:
     """Return the model with the weights that all runs start from."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(7)
-    return AutoModelForCausalLM.from_config(model_config(family), dtype=torch.float32)
+    return AutoModelForCausalLM.from_config(model_config(family, layers), dtype=torch.float32)
 
 
 class Sentences(Dataset):
@@ -71,6 +71,7 @@ class Run:
     """One training run, whatever the degrees."""
 
     family: str = "llama"
+    layers: int = 4
     tp: int = 1
     pp: int = 1
     dp: int = 1
@@ -82,7 +83,7 @@ class Run:
     flags: dict[str, Any] = field(default_factory=dict)
     trainer: dict[str, Any] = field(default_factory=dict)
     """More arguments of the trainer."""
-    kind: type | None = None
+    kind: Callable[..., Any] | None = None
     """Class of the trainer; by default `NpuTrainer`."""
     degrees_by_flag: bool = True
     """Whether tp and pp are flags; else the configuration gives them."""
@@ -163,7 +164,7 @@ def train(run: Run, folder: Path, use_cpu: bool = True) -> Record:
         "weights": run.weights,
     }
     with torch.device("cpu" if run.weights is None else "meta"):
-        options["model"] = make_model(run.family)
+        options["model"] = make_model(run.family, run.layers)
     trainer = (run.kind or NpuTrainer)(**{**options, **run.trainer})
     if run.stop_at is not None:
         trainer.add_callback(StopAt(run.stop_at))

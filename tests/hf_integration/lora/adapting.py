@@ -31,7 +31,8 @@ def lora(family: str, **settings: Any) -> Any:
 
 def adapting(family: str, settings: dict[str, Any] | None = None, **more: Any) -> Run:
     """Return a run that trains adapters."""
-    return Run(family, steps=STEPS, trainer={"peft_config": lora(family, **(settings or {}))}, **more)
+    more = {"steps": STEPS, **more}
+    return Run(family, trainer={"peft_config": lora(family, **(settings or {}))}, **more)
 
 
 class PlainPeft(Trainer):
@@ -45,6 +46,23 @@ class PlainPeft(Trainer):
 
         set_seed(args.seed)
         super().__init__(get_peft_model(model, peft_config), args, **keywords)
+
+
+def given_a_peft_model(model: Any, args: Any, peft_config: Any, **keywords: Any) -> Any:
+    """Make the trainer of a model that has its adapters already, and whose attention has dropout."""
+    from peft import get_peft_model
+
+    from hf_integration.npu_trainer import NpuTrainer
+
+    model.config.attn_pdrop = 0.2
+    torch.manual_seed(3)
+    return NpuTrainer(get_peft_model(model, peft_config), args, **keywords)
+
+
+def sums(trainer: Any) -> dict[str, float]:
+    """Return the sum of each adapter's matrix, of the part that this rank has."""
+    named = trainer.deepspeed.module.named_parameters()
+    return {name: float(each.double().sum()) for name, each in named if ".lora_" in name}
 
 
 def saved(trainer: Any) -> dict[str, float]:

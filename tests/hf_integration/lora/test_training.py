@@ -15,10 +15,12 @@ from tests.hf_integration.divided import Record, Run, train, train_on_rank
 from tests.hf_integration.lora.adapting import (
     PlainPeft,
     adapting,
+    given_a_peft_model,
     loaded,
     loss_of,
     saved,
     saved_and_merged,
+    sums,
     tensors,
 )
 from tests.pipeline.conftest import Ranks, kept
@@ -110,3 +112,19 @@ def test_a_run_goes_on_at_other_layouts(four: Ranks, one: dict[str, Record], tmp
     records = four.run(train_on_rank, again.at(2, 1, 2), tmp_path / "second", "hccl", timeout=250)
     compare(records, one["qwen2"], first=5)
     compare([train(again, tmp_path / "third")], one["qwen2"], first=5)
+
+
+@pytest.mark.npu
+def test_dropout_is_alike_where_inputs_are_and_repeated_by_recomputation(four: Ranks, tmp_path: Path) -> None:
+    """Ranks that share a layer keep equal what each of them has whole; attention drops as well."""
+    run = adapting("gpt2", {"lora_dropout": 0.3}, kind=given_a_peft_model, after=sums, steps=4)
+    plain, again = (
+        four.run(train_on_rank, replace(run.at(2, 2, 1), flags=flags), tmp_path / "x", "hccl", timeout=250)
+        for flags in ({}, {"gradient_checkpointing": True})
+    )
+    for one_rank, same in zip(plain, again, strict=True):
+        assert one_rank.values("loss") == plain[0].values("loss") == same.values("loss")
+        assert one_rank.after == same.after
+    for first, second in ((plain[0].after, plain[1].after), (plain[2].after, plain[3].after)):
+        whole = {name for name in first if ("c_proj" in name) == (".lora_B." in name)}
+        assert {name for name in first if first[name] == second[name]} == whole
