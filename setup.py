@@ -110,7 +110,17 @@ setup(
     ],
     extras_require={
         "npu": ['torch_npu>=2.1; sys_platform == "linux"'],
-        "test": ["pytest>=8", "hypothesis>=6", "expecttest", "cloudpickle", "jsonschema", "ruff", "mypy"],
+        "tensorboard": ["tensorboard>=2.14"],
+        "test": [
+            "tensorboard>=2.14",
+            "pytest>=8",
+            "hypothesis>=6",
+            "expecttest",
+            "cloudpickle",
+            "jsonschema",
+            "ruff",
+            "mypy",
+        ],
     },
     cmdclass={"build": Build, "build_pth": BuildPth},
     entry_points={

@@ -25,6 +25,7 @@ from hf_integration.device import require_device
 from hf_integration.errors import TrainingInputError
 from hf_integration.parallel_settings import ParallelFlags, ParallelSettings, parallel_settings
 from hf_integration.timeline import PICTURE_NAME, TRACE_NAME
+from hf_integration.reporting import check_reports
 from hf_integration.unsupported import check_arguments
 
 GATHER_NAMES = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
@@ -122,6 +123,7 @@ class NpuTrainingArguments(TrainingArguments):
         if hidden:
             hide_deepspeed_from_accelerate()
         super().__post_init__()
+        check_reports(self.report_to)
         self.deepspeed = given if hidden else self.deepspeed
         if divides:
             check_arguments(self)

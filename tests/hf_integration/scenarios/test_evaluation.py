@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +9,8 @@ import pytest
 import torch
 
 from tests.hf_integration.comparing import same_log
-from tests.hf_integration.divided import Record, Run, Sentences, train
-from tests.hf_integration.scenarios.conftest import Trained
-from tests.hf_integration.scenarios.test_data import Stream
-
-pytestmark = pytest.mark.npu
+from tests.hf_integration.divided import Record, Sentences, train
+from tests.hf_integration.scenarios.conftest import Stream, Trained, small
 
 
 def right(logits: Any, labels: Any) -> tuple[int, int]:
@@ -92,7 +88,7 @@ def in_every_way(trainer: Any) -> dict[str, Any]:
     return found
 
 
-RUN = Run(steps=1, after=in_every_way)
+RUN = small(steps=1, after=in_every_way)
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +100,3 @@ def wanted(tmp_path_factory: pytest.TempPathFactory) -> Record:
 @pytest.mark.parametrize("layout", [(2, 2, 1), (1, 2, 2), (2, 1, 2)], ids=str)
 def test_every_way_to_evaluate(on_four: Trained, wanted: Record, layout: tuple[int, int, int]) -> None:
     same_log(on_four(RUN.at(*layout)), wanted)
-
-
-def test_evaluation_at_the_start_and_after_a_delay(on_four: Trained, tmp_path: Path) -> None:
-    flags = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 1, "eval_delay": 2}
-    run = Run(steps=3, flags=flags)
-    same_log(on_four(run.at(2, 1, 2)), train(run, tmp_path / "one"))
