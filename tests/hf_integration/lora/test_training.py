@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM
 
-from tests.harness.pool import RankPool
 from tests.hf_integration.divided import Record, Run, train, train_on_rank
 from tests.hf_integration.lora.adapting import (
     PlainPeft,
@@ -23,7 +21,7 @@ from tests.hf_integration.lora.adapting import (
     sums,
     tensors,
 )
-from tests.pipeline.conftest import Ranks, kept
+from tests.pipeline.conftest import Ranks
 
 TOLERANCE = 1e-5
 RUNS: dict[str, tuple[Run, ...]] = {
@@ -50,13 +48,6 @@ def one(folder: Path) -> dict[str, Record]:
     """Plain peft and the plain Trainer, by family."""
     runs = {family: replace(adapting(family), kind=PlainPeft, after=saved) for family in RUNS}
     return {family: train(run, folder / family) for family, run in runs.items()}
-
-
-@pytest.fixture(scope="module")
-def four(rank_pool: RankPool) -> Iterator[Ranks]:
-    """Four ranks on simulated NPUs."""
-    rank_pool.preload("hf_integration.npu_trainer")
-    yield from kept(rank_pool, 4, "hccl")
 
 
 def compare(records: list[Record], wanted: Record, first: int = 0) -> None:
