@@ -15,7 +15,7 @@ from npu_plugins.checkpoint.aside import TEMPORARY
 from npu_plugins.checkpoint.atomic import find_faults
 from npu_plugins.checkpoint.errors import CheckpointError
 from npu_plugins.checkpoint.hugging_face import CONFIG, copy_small_files, set_dtype, write_hugging_face
-from npu_plugins.checkpoint.kinds import Found, Kind, content_of, recognise
+from npu_plugins.checkpoint.kinds import ADAPTER_CONFIG, Found, Kind, content_of, recognise
 from npu_plugins.checkpoint.places import converted, places_of
 from npu_plugins.checkpoint.sharded import ShardedSource, write_sharded
 from npu_plugins.checkpoint.sources import HuggingFaceSource, Source
@@ -78,7 +78,7 @@ def convert(
     if found.kind is kind and kind is not Kind.SHARDED and dtype is None:
         raise CheckpointError(f"{found.path} is {kind.value} already; copy it, or ask for another dtype")
     if kind is not Kind.UNIVERSAL:
-        _check_names(weights)
+        _check_model(weights)
     origin = _config_directory(Path(source), found, config)
     if origin is None and kind is not Kind.UNIVERSAL:
         raise CheckpointError(
@@ -199,7 +199,13 @@ def _check_asked(to: str, tp: int, pp: int, dtype: str | None) -> None:
         raise CheckpointError("universal checkpoints hold fp32 weights; leave --dtype out")
 
 
-def _check_names(source: Source) -> None:
+def _check_model(source: Source) -> None:
+    """Refuse what is no whole Hugging Face model."""
+    if (source.directory / ADAPTER_CONFIG).is_file():
+        raise CheckpointError(
+            f"{source.directory} holds adapters of peft, not the model's weights; train with --lora_merge, or "
+            "load them with peft and call merge_and_unload"
+        )
     for name in source.tensors:
         if _PIPELINE_NAME.match(name):
             raise CheckpointError(

@@ -11,7 +11,15 @@ from typing import Any
 
 import torch
 
-from npu_plugins.checkpoint.kinds import LAYER_FILE, OPTIMIZER_FILE, Found, Kind, content_of, recognise
+from npu_plugins.checkpoint.kinds import (
+    ADAPTER_CONFIG,
+    LAYER_FILE,
+    OPTIMIZER_FILE,
+    Found,
+    Kind,
+    content_of,
+    recognise,
+)
 from npu_plugins.checkpoint.manifest import Manifest
 from npu_plugins.checkpoint.sharded import ShardedSource
 from npu_plugins.checkpoint.sources import HuggingFaceSource
@@ -99,7 +107,8 @@ def describe(directory: str | Path) -> Description:
         parallel = manifest.layout.parallel
         told.layout = {axis: getattr(parallel, axis) for axis in ("tp", "pp", "dp", "ep")}
         told.layout |= {"world size": parallel.world_size, "ZeRO stage": manifest.layout.zero_stage}
-    told.model = _architecture((held or found).path, Path(directory))
+    own = (held or found).path
+    told.model = _adapted(own) or _architecture(own, Path(directory))
     return told
 
 
@@ -234,3 +243,12 @@ def _architecture(*directories: Path) -> str | None:
         except (OSError, ValueError, AttributeError, IndexError):
             continue
     return None
+
+
+def _adapted(directory: Path) -> str | None:
+    """What the adapters of peft in a directory are for."""
+    try:
+        base = json.loads((directory / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return f"adapters of peft for {base or 'a model that they do not name'}"

@@ -14,6 +14,7 @@ from npu_plugins.checkpoint.manifest import MANIFEST_FILE
 
 SHARDED_INDEX = "npu_plugins_sharded.json"
 TRAINING_INDEX = "training_state/index.json"
+ADAPTER_CONFIG = "adapter_config.json"
 UNIVERSAL_WEIGHT = "fp32.pt"
 UNIVERSAL_COMMON = "optimizer_state.pt"
 OPTIMIZER_FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")

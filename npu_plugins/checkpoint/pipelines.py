@@ -110,8 +110,9 @@ class PipelineSource:
         parts = self._stored[local]
         shape = self.files.division(local).full_shape(parts[0].shape)
         entries = self._entries(local)
-        master = entries[0].flat(MASTER) if entries and MASTER in entries[0].tensors() else parts[0]
-        return TensorInfo(master.dtype, tuple(shape))
+        has_master = bool(entries) and MASTER in entries[0].tensors()
+        held = entries[0].fragments[0][MASTER] if has_master else parts[0]
+        return TensorInfo(held.dtype, tuple(shape))
 
     def _entries(self, local: str) -> list[Any]:
         states = self._states

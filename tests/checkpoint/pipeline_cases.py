@@ -114,7 +114,7 @@ def half_precision(directory: str) -> None:
     on_first(lambda: convert(folder / "first", folder / "universal", "universal"))
     for tag, at, source in (
         ("direct", Split(1, 4), folder),
-        ("through", Split(1, 4, zero=1, universal=True), folder / "universal"),
+        ("through", Split(1, 2, zero=1, universal=True), folder / "universal"),
     ):
         engine = engine_at(run, at, "gloo")
         disturb(engine)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from npu_plugins.checkpoint import save_checkpoint
 from npu_plugins.checkpoint.files import INDEX_FILE
+from npu_plugins.checkpoint.state import Trained, save_training_state
 from npu_plugins.cli import main
 from tests.checkpoint.test_torch_files import malicious
 
@@ -150,6 +151,47 @@ def test_inspecting_our_own(tmp_path: Path, capsys: Captured) -> None:
     status, _, err = run(capsys, "inspect", tmp_path / "run")
     assert status == 1
     assert "is a run with 1 checkpoints; give one of them" in err
+
+
+def test_adapters_are_no_model(tmp_path: Path, capsys: Captured) -> None:
+    """A checkpoint of LoRA: its state is told of and becomes universal, but there is no model to convert."""
+    adapters = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(adapters.parameters())
+    adapters(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+
+    def write(folder: Path) -> None:
+        save_file({"weight": torch.zeros(2, 3)}, folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+        (folder / "trainer_state.json").write_text('{"global_step": 1}')
+        save_training_state(Trained(adapters, optimizer), folder)
+
+    path = save_checkpoint(tmp_path / "run", 1, write, model="m")
+    told = json.loads(run(capsys, "inspect", path, "--json")[1])
+    assert told["model"] == "adapters of peft for org/base"
+    assert (told["parameters"], told["optimizer"]) == (8, ["exp_avg", "exp_avg_sq"])
+    assert run(capsys, "verify", path)[0] == 0
+    for to in ("hf", "sharded"):
+        status, _, err = run(capsys, "convert", path, tmp_path / to, "--to", to)
+        assert status == 1
+        assert "holds adapters of peft, not the model's weights; train with --lora_merge" in err
+    assert run(capsys, "convert", path, tmp_path / "universal", "--to", "universal")[0] == 0
+    held = torch.load(
+        tmp_path / "universal" / "universal" / "zero" / "weight" / "exp_avg.pt", weights_only=True
+    )
+    assert torch.equal(held["param"], optimizer.state[adapters.weight]["exp_avg"])
+    index = path / "training_state" / "index.json"
+    for manifest, words in (
+        (True, "another content than was saved"),
+        (False, "cannot be read, it is cut short"),
+    ):
+        if not manifest:
+            (path / "npu_plugins_manifest.json").unlink()
+        index.write_text(index.read_text().replace('"format"', '"former"'))
+        status, out, _ = run(capsys, "verify", path)
+        assert status == 1
+        assert words in out
+    assert "cannot be read, it is cut short" in run(capsys, "inspect", path)[2]
 
 
 def test_verifying_names_each_faulty_file(tmp_path: Path, capsys: Captured) -> None:
