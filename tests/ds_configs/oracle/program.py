@@ -135,6 +135,8 @@ def main() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     import deepspeed as package
 
+    # On the CPU DeepSpeed would compile its shared-memory collectives, for half a minute of both cores.
+    package.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     package.init_distributed("gloo")
     known: dict[str, Callable[..., Any]] = {
         each.__name__: each for each in (deepspeed, hf, widths, defaults, steps, live, parameter_counts)
