@@ -24,8 +24,8 @@ from hf_integration.accelerate_settings import (
 from hf_integration.device import require_device
 from hf_integration.errors import TrainingInputError
 from hf_integration.parallel_settings import ParallelFlags, ParallelSettings, parallel_settings
-from hf_integration.timeline import PICTURE_NAME, TRACE_NAME
 from hf_integration.reporting import check_reports
+from hf_integration.timeline import PICTURE_NAME, TRACE_NAME
 from hf_integration.unsupported import check_arguments
 
 GATHER_NAMES = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")

@@ -83,12 +83,13 @@ class Interruption(TrainerCallback):
 
 
 def let_workers_outlive_sigterm(loader: DataLoader) -> None:
-    """Make the loader's worker processes ignore SIGTERM; they end with their rank.
+    """Make the loader's worker processes, if it has any, ignore SIGTERM; they end with their rank.
 
     The deepspeed launcher (0.19.8) signals a rank's children as well, and a rank whose worker has died of it
     raises an error before it could save.
     """
-    if loader.num_workers and not isinstance(loader.worker_init_fn, _Deaf):
+    # A script may give the Trainer any iterable for a loader.
+    if getattr(loader, "num_workers", 0) and not isinstance(loader.worker_init_fn, _Deaf):
         loader.worker_init_fn = _Deaf(loader.worker_init_fn)
 
 

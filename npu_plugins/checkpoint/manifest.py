@@ -202,15 +202,24 @@ def model_digest(config: Any) -> str:
     Args:
         config: a Hugging Face configuration, or any mapping that JSON holds. What does not change the
             weights' shapes or meaning is left out: name, versions, dtype, caching, the kind of attention
-            kernel.
+            kernel, and what is set for training: dropout, and the ids of special tokens.
     """
     content = dict(config.to_dict() if hasattr(config, "to_dict") else config)
     for key in _NOT_IDENTITY:
         content.pop(key, None)
-    return _digest({key: value for key, value in content.items() if not key.startswith("_")})
+    names = [key for key in content if not key.startswith("_") and not key.endswith("_token_id")]
+    return _digest({key: content[key] for key in names if "drop" not in key})
 
 
-_NOT_IDENTITY = ("transformers_version", "dtype", "torch_dtype", "use_cache", "name_or_path", "architectures")
+_NOT_IDENTITY = (
+    "transformers_version",
+    "dtype",
+    "torch_dtype",
+    "use_cache",
+    "name_or_path",
+    "architectures",
+    "problem_type",  # a classifier of transformers sets it by the first labels that it sees
+)
 
 
 def _digest(content: Mapping[str, Any]) -> str:
