@@ -55,9 +55,9 @@ def find_checkpoint(asked: str | bool | Path | None, job: Job) -> Path | None:
     if asked is True or (str(asked).lower() == "true" and not Path(asked).is_dir()):
         return _newest(job)
     path = Path(asked)
-    if not path.is_dir():
+    if not all(Ranks(job.mesh).tell(path.is_dir())):
         raise TrainingInputError(
-            f"--resume_from_checkpoint {path} is no directory; give a checkpoint-<step> of a run, or the "
+            f"--resume_from_checkpoint {path} is no directory that all ranks see; give a checkpoint, or the "
             f"flag alone for the newest good one in {job.directory}"
         )
     refuse_damaged(path, job)

@@ -28,6 +28,7 @@ from hf_integration.checkpointing.resuming import Job, find_checkpoint, identity
 from hf_integration.checkpointing.saving import write_together
 from hf_integration.divided_checkpoints import WithoutDeepSpeed, load_state, save_state
 from hf_integration.errors import TrainingInputError
+from hf_integration.npu_arguments import keep_model_savable
 from hf_integration.parallel_settings import ParallelSettings
 from npu_plugins.checkpoint import Layout, Manifest, save_checkpoint
 from npu_plugins.checkpoint.atomic import checkpoint_name
@@ -52,8 +53,8 @@ class CheckpointingTrainer(Trainer):
     mesh: Any
     """Of a divided model."""
     _job_mesh: ProcessMesh | None = None
-    _saved_by: ParallelConfig | None = None
-    """The degrees of the run that wrote the checkpoint that this one goes on from."""
+    _gone_on_from: Manifest | None = None
+    """Of the checkpoint that the run goes on from, unless plain Trainer wrote it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -62,6 +63,9 @@ class CheckpointingTrainer(Trainer):
                 "save_on_each_node is True, but all ranks write their part of a checkpoint into one "
                 "directory that every node sees; leave it out, and give an output_dir on a shared file system"
             )
+        config = getattr(self.args, "hf_deepspeed_config", None)
+        if config is not None:
+            keep_model_savable(config.config)  # the state of training leaves out what the model's files hold
         self._interruption = Interruption(getattr(self.args, "save_on_sigterm", False))
         self.add_callback(self._interruption)
 
@@ -110,11 +114,11 @@ class CheckpointingTrainer(Trainer):
             TrainingInputError: there is nothing to go on from, or it is damaged or does not fit.
             CheckpointError: a checkpoint could not be saved, on every rank; earlier ones are as they were.
         """
-        found, self._saved_by = None, None
+        found, self._gone_on_from = None, None
         if resume_from_checkpoint:
             found = find_checkpoint(resume_from_checkpoint, self._job())
         if found is not None and (found / MANIFEST_FILE).is_file():
-            self._saved_by = Manifest.read(found).layout.parallel
+            self._gone_on_from = Manifest.read(found)
         with self._interruption.listening():
             return super().train(None if found is None else str(found), *args, **kwargs)
 
@@ -127,6 +131,15 @@ class CheckpointingTrainer(Trainer):
             divides=self.parallel.divides,
             other_layout=bool(getattr(self.args, "allow_layout_change", False)),
         )
+
+    def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """Read the Trainer's state; of a run that has moved, the best checkpoint has moved with it."""
+        counts = super()._init_training_state(*args, **kwargs)
+        best = self.state.best_global_step
+        if best and self.state.best_model_checkpoint is None:
+            path = Path(self.args.output_dir, checkpoint_name(best))
+            self.state.best_model_checkpoint = str(path) if path.is_dir() else None
+        return counts
 
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: DataLoader, resume_from_checkpoint: str | None
@@ -154,12 +167,15 @@ class CheckpointingTrainer(Trainer):
         In another layout every rank goes on with the first one's generators: those of a tensor-parallel group
         have to draw alike, which ranks of other replicas have not done.
         """
-        if self._saved_by is None or checkpoint is None:
+        if self._gone_on_from is None or checkpoint is None:
             super()._load_rng_state(checkpoint)
             return
-        ranks = self._saved_by.world_size
-        files = [Path(checkpoint, file_name(rank, ranks)) for rank in range(ranks)]
-        if self._saved_by == self._layout().parallel:
+        saved_by = self._gone_on_from.layout.parallel
+        names = [file_name(rank, saved_by.world_size) for rank in range(saved_by.world_size)]
+        if not set(names) & set(self._gone_on_from.files):
+            return  # converted from a format that has none
+        files = [Path(checkpoint, name) for name in names]
+        if saved_by == self._layout().parallel:
             files = [files[self.args.process_index]]
         load_generators(files[0], self.args.device)
         losses = [load_loss(file) for file in files]

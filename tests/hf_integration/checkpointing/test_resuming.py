@@ -109,7 +109,7 @@ def test_run_without_a_good_checkpoint_says_how_many_it_looked_at(job: Job) -> N
 
 
 def test_what_is_no_directory_is_refused(job: Job) -> None:
-    assert "is no directory" in refusal(job.directory / "checkpoint-7", job)
+    assert "is no directory that all ranks see" in refusal(job.directory / "checkpoint-7", job)
 
 
 def test_other_model_is_refused_with_what_differs(job: Job) -> None:

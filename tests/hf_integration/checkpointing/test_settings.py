@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
 from hf_integration.errors import TrainingInputError
 from hf_integration.npu_trainer import NpuTrainer
@@ -59,19 +59,46 @@ def test_checkpoint_is_pushed_once_it_is_whole_and_model_alone_is_saved_alone(tm
         train(replace(RUN, resume=True), tmp_path)
 
 
+BEST: dict[str, Any] = {
+    **SAVES,
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "learning_rate": 3e-2,
+    "load_best_model_at_end": True,
+    "save_total_limit": 1,
+}
+"""With this rate the loss of unseen text rises from the start on: the first evaluated is the best."""
+
+
 def test_sigterm_leaves_its_checkpoint_whatever_the_limit_and_the_best(tmp_path: Path) -> None:
     """A training that ends with a limit of 1 keeps the best checkpoint and no other."""
-    flags = {
-        **SAVES,
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-        "learning_rate": 3e-2,
-        "load_best_model_at_end": True,
-        "save_total_limit": 1,
-    }
-    run = replace(RUN, flags=flags, trainer={"callbacks": [Terminate(4, 0)]})
+    run = replace(RUN, flags=BEST, trainer={"callbacks": [Terminate(4, 0)]})
     assert len(train(run, tmp_path).values("eval_loss")) == 1, "the one due in step 4 is left out"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "checkpoint-4"]
+
+
+def test_best_model_is_found_where_the_run_has_moved(tmp_path: Path) -> None:
+    first = train(replace(RUN, flags={**BEST, "save_total_limit": 2}, steps=9, stop_at=4), tmp_path / "here")
+    (tmp_path / "here").rename(tmp_path / "there")
+    evaluated = replace(RUN, flags=BEST, resume=True, steps=5, after=lambda trainer: trainer.evaluate())
+    record = train(evaluated, tmp_path / "there")
+    assert record.after["eval_loss"] == min(first.values("eval_loss"))
+
+
+class Damage(TrainerCallback):
+    """Flips a bit of the best checkpoint's weights, once the last one is saved."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Flip it."""
+        file = Path(state.best_model_checkpoint, "model.safetensors")
+        if state.global_step == state.max_steps:
+            file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1]))
+
+
+def test_damaged_best_model_is_not_loaded(tmp_path: Path) -> None:
+    run = replace(RUN, flags=BEST, trainer={"callbacks": [Damage()]})
+    with pytest.raises(TrainingInputError, match=r"checkpoint-\d is damaged: model\.safetensors has another"):
+        train(run, tmp_path)
 
 
 def test_saving_on_each_node_is_refused(tmp_path: Path) -> None:

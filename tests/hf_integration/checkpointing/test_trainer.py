@@ -84,8 +84,11 @@ def test_single_process_goes_on_exactly_after_sigterm(tmp_path: Path, step: int)
 
 
 @pytest.mark.npu
-def test_ranks_agree_on_the_step_although_one_alone_was_signalled(four: Ranks, tmp_path: Path) -> None:
-    run = a_run().at(2, 2, 1)
+@pytest.mark.parametrize("layout", [(2, 2, 1), (1, 1, 4)], ids=str)
+def test_ranks_agree_on_the_step_although_one_alone_was_signalled(
+    four: Ranks, layout: Any, tmp_path: Path
+) -> None:
+    run = a_run().at(*layout)
     unbroken = four.run(train_on_rank, run, tmp_path / "unbroken", "hccl", timeout=200)
     stopped = four.run(train_on_rank, terminated(run, 5, rank=2), tmp_path / "run", "hccl", timeout=200)
     assert [record.after for record in stopped] == [tmp_path / "run" / "checkpoint-5"] * 4
