@@ -13,11 +13,10 @@ from transformers import AutoModelForCausalLM, EarlyStoppingCallback
 
 from tests.harness.outcome import RankFailure
 from tests.harness.pool import RankPool
-from tests.hf_integration.divided import Record, Run, Sentences, train, train_on_rank
+from tests.hf_integration.divided import Run, Sentences, train_on_rank
 from tests.pipeline.conftest import Ranks, kept
 
 TOLERANCE = 1e-5
-HALF = {"save_strategy": "steps", "save_steps": 10}
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +24,6 @@ def four(rank_pool: RankPool) -> Iterator[Ranks]:
     """Four ranks on simulated NPUs."""
     rank_pool.preload("hf_integration.npu_trainer")
     yield from kept(rank_pool, 4, "hccl")
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    """The unbroken run of one process, saved and evaluated at its end."""
-    return train(Run(after=save_and_evaluate), tmp_path_factory.mktemp("plain"))
 
 
 def save_and_evaluate(trainer: Any) -> dict[str, Any]:
@@ -50,11 +43,6 @@ def evaluate_alone(folder: Path) -> float:
     return trainer.evaluate()["eval_loss"]
 
 
-def losses(records: list[Record]) -> dict[int, float]:
-    """Return the losses by step."""
-    return {entry["step"]: entry["loss"] for entry in records[0].log if "loss" in entry}
-
-
 @pytest.mark.npu
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
 def test_saved_model_evaluates_to_the_loss_of_the_run(four: Ranks, family: str, tmp_path: Path) -> None:
@@ -64,29 +52,8 @@ def test_saved_model_evaluates_to_the_loss_of_the_run(four: Ranks, family: str, 
 
 
 @pytest.mark.npu
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [((2, 2, 1), (1, 2, 2)), ((2, 1, 2), (2, 1, 2)), ((1, 2, 2), (1, 4, 1))],
-    ids=str,
-)
-def test_resumed_run_goes_on_as_the_unbroken_one(
-    four: Ranks, plain: Record, before: Any, after: Any, tmp_path: Path
-) -> None:
-    first = replace(Run(flags=HALF).at(*before), stop_at=10)
-    four.run(train_on_rank, first, tmp_path, "hccl", timeout=200)
-    flags = {"allow_layout_change": before != after}
-    second = Run(flags=flags, after=save_and_evaluate, resume=str(tmp_path / "checkpoint-10")).at(*after)
-    records = four.run(train_on_rank, second, tmp_path, "hccl", timeout=200)
-    wanted = {step: loss for step, loss in losses([plain]).items() if step > 10}
-    found = {step: loss for step, loss in losses(records).items() if step > 10}
-    assert found == pytest.approx(wanted, rel=TOLERANCE)
-    alone = evaluate_alone(records[0].after["folder"])
-    assert alone == pytest.approx(plain.after["eval_loss"], rel=TOLERANCE)
-
-
-@pytest.mark.npu
 def test_other_layout_is_refused_without_its_flag(four: Ranks, tmp_path: Path) -> None:
-    first = replace(Run(flags={**HALF, "save_steps": 1}).at(2, 1, 2), stop_at=1)
+    first = replace(Run(flags={"save_strategy": "steps", "save_steps": 1}).at(2, 1, 2), stop_at=1)
     four.run(train_on_rank, first, tmp_path, "hccl", timeout=200)
     run = replace(Run().at(1, 2, 2), resume=str(tmp_path / "checkpoint-1"))
     with pytest.raises(RankFailure, match="was saved at tp 2 × pp 1 × dp 2 .* --allow_layout_change"):

@@ -51,7 +51,7 @@ def trained(seed: int, optimizer: str = "AdamW", **model: Any) -> Trained:
     """Return a model with an optimizer of two groups, and a schedule."""
     module = Model(seed, **model)
     named = [each for each in module.parameters() if each.requires_grad]
-    groups = [{"params": named[:1]}, {"params": named[1:], "weight_decay": 0.1}]
+    groups: list[dict[str, Any]] = [{"params": named[:1]}, {"params": named[1:], "weight_decay": 0.1}]
     made = OPTIMIZERS[optimizer](groups)
     return Trained(module, made, scheduler=torch.optim.lr_scheduler.StepLR(made, 2, gamma=0.5))
 
