@@ -210,7 +210,7 @@ class _Loading:
         if piece.length:
             for key, target in targets.items():
                 found = self.reader.piece(name, key, division, piece.within, piece.length)
-                piece.of(target).copy_(found)
+                piece.write(target, found)
         for key in state.others:
             whole = self.reader.whole(name, key).clone()
             piece.optimizer.state[piece.holder][key] = whole.to(piece.holder.device)

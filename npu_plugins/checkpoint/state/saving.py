@@ -102,11 +102,11 @@ class _OwnPart:
         found: dict[str, torch.Tensor] = {}
         code = _code(piece.holder, f"the master weight of {piece.name}")
         if self.held.get(piece.name) != [code, list(shape)] or piece.parameter.dtype != piece.holder.dtype:
-            found[MASTER], state.tensors[MASTER] = piece.of(piece.holder), code
+            found[MASTER], state.tensors[MASTER] = piece.read(piece.holder), code
         for key, value in piece.optimizer.state.get(piece.holder, {}).items():
             what = f"{key} of {piece.name} in {type(piece.optimizer).__name__}"
             if key != "step" and isinstance(value, torch.Tensor) and value.shape == piece.holder.shape:
-                found[key], state.tensors[key] = piece.of(value), _code(value, what)
+                found[key], state.tensors[key] = piece.read(value), _code(value, what)
             elif isinstance(value, torch.Tensor) and value.dim() > 0:
                 _check_whole(piece, what, value)
                 found[key], state.others[key] = value.detach(), (_code(value, what), tuple(value.shape))

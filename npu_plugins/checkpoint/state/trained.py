@@ -43,9 +43,17 @@ class Piece(NamedTuple):
     length: int
     """Its elements; 0 where all of the parameter is other replicas'."""
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the piece's elements, flat, of the holder or of a state as large."""
-        return tensor.detach().view(-1)[self.start : self.start + self.length]
+        return tensor.detach().reshape(-1)[self.start : self.start + self.length]
+
+    def write(self, tensor: torch.Tensor, flat: torch.Tensor) -> None:
+        """Give the holder, or a state as large, the piece's elements."""
+        tensor = tensor.detach()
+        if tensor.is_contiguous():
+            tensor.view(-1)[self.start : self.start + self.length].copy_(flat)
+        else:  # a parameter in channels_last, say, which no other shares its tensor with
+            tensor.copy_(flat.view(tensor.shape))
 
     def whole(self) -> bool:
         """Whether the holder is this parameter, undivided and in its shape."""

@@ -24,7 +24,7 @@ def tell_model(trained: Trained) -> None:
     else:
         for piece in trained.pieces():
             if piece.holder is not piece.parameter:
-                piece.parameter.copy_(piece.of(piece.holder).view_as(piece.parameter))
+                piece.parameter.copy_(piece.read(piece.holder).view_as(piece.parameter))
 
 
 def _tell_stage3(optimizer: Any) -> None:

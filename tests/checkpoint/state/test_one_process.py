@@ -38,6 +38,7 @@ class Model(nn.Module):
         super().__init__()
         torch.manual_seed(seed)
         self.first, self.second = nn.Linear(4, width), nn.Linear(width, 4, bias=False)
+        self.second.weight = nn.Parameter(torch.randn(width, 4).t())  # in memory the other way round
         self.frozen = nn.Linear(4, 4).requires_grad_(False)
         self.tied = self.second
         self.scale = nn.Parameter(torch.tensor(0.5))
@@ -69,7 +70,9 @@ def train(job: Trained, steps: range) -> None:
 
 def save(job: Trained, folder: Path) -> None:
     """Save the model's weights, and then the state."""
-    tensors = {name: each.clone() for name, each in job.module.state_dict().items() if "tied" not in name}
+    tensors = {
+        name: each.contiguous() for name, each in job.module.state_dict().items() if "tied" not in name
+    }
     save_file(tensors, folder / "model.safetensors")
     save_training_state(job, folder)
 
