@@ -111,9 +111,9 @@ def _add_checkpoint(commands: argparse._SubParsersAction) -> None:
     convert.add_argument(
         "--to",
         required=True,
-        choices=("hf", "universal", "sharded"),
+        choices=("hf", "universal", "sharded", "training"),
         help="hf: what save_pretrained writes; universal: DeepSpeed's, for any layout; sharded: "
-        "safetensors for each rank of tp x pp",
+        "safetensors for each rank of tp x pp; training: what NpuTrainer goes on from at any layout",
     )
     convert.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks of sharded (1)")
     convert.add_argument("--pp", type=int, default=1, help="pipeline stages of sharded (1)")

@@ -20,7 +20,12 @@ from npu_plugins.checkpoint.places import converted, places_of
 from npu_plugins.checkpoint.sharded import ShardedSource, write_sharded
 from npu_plugins.checkpoint.sources import HuggingFaceSource, Source
 
-TARGETS = {"hf": Kind.HUGGING_FACE, "sharded": Kind.SHARDED, "universal": Kind.UNIVERSAL}
+TARGETS = {
+    "hf": Kind.HUGGING_FACE,
+    "sharded": Kind.SHARDED,
+    "universal": Kind.UNIVERSAL,
+    "training": Kind.TRAINING,
+}
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 UNIVERSAL_TAG = "universal"
 MAX_FILE_BYTES = 5 * 10**9
@@ -58,7 +63,7 @@ def convert(
             the pipeline engine, or of DeepSpeed (ZeRO stage 0 to 3, or universal). One with a manifest is
             verified first.
         destination: must not exist, or be empty.
-        to: ``hf``, ``sharded`` or ``universal``.
+        to: ``hf``, ``sharded``, ``universal``, or ``training``: what the Trainer goes on from at any layout.
         tp: for ``sharded``: tensor-parallel ranks.
         pp: for ``sharded``: pipeline stages.
         dtype: float32, float16 or bfloat16, for ``hf`` and ``sharded``; None: weights stay as they are. From
@@ -87,7 +92,7 @@ def convert(
         )
     job = _Job(found, kind, weights, origin, tp, pp, DTYPES[dtype] if dtype else None, max_file_bytes)
     notes = job.write_aside(destination)
-    if kind is not Kind.UNIVERSAL and found.kind not in (Kind.HUGGING_FACE, Kind.SHARDED):
+    if kind in (Kind.HUGGING_FACE, Kind.SHARDED) and found.kind not in (Kind.HUGGING_FACE, Kind.SHARDED):
         notes.append("only weights are converted: the optimizer's state stays behind")
     numbers = sum(info.numel for info in weights.tensors.values())
     return Converted(found, destination, numbers, notes)
@@ -136,6 +141,12 @@ class _Job:
             notes = write_universal(self.weights, folder / UNIVERSAL_TAG)
             (folder / "latest_universal").write_text(UNIVERSAL_TAG, encoding="utf-8")
             return notes
+        if self.kind is Kind.TRAINING:
+            from npu_plugins.checkpoint.write_training import write_training
+
+            assert self.origin is not None, "checked before"
+            set_dtype(folder, self.weights.tensors)
+            return write_training(self.weights, folder, self.origin, self.max_file_bytes)
         infos = {name: converted(info, self.dtype) for name, info in self.weights.tensors.items()}
         if self.kind is Kind.SHARDED:
             assert self.origin is not None, "checked before"
@@ -195,16 +206,16 @@ def _check_asked(to: str, tp: int, pp: int, dtype: str | None) -> None:
         raise CheckpointError(f"tp {tp} × pp {pp} is for sharded; {to} holds whole tensors: leave both out")
     if dtype is not None and dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is unknown; choose {', '.join(DTYPES)}")
-    if dtype is not None and to == "universal":
-        raise CheckpointError("universal checkpoints hold fp32 weights; leave --dtype out")
+    if dtype is not None and to in ("universal", "training"):
+        raise CheckpointError(f"{to} checkpoints hold fp32 weights; leave --dtype out")
 
 
 def _check_model(source: Source) -> None:
     """Refuse what is no whole Hugging Face model."""
     if (source.directory / ADAPTER_CONFIG).is_file():
         raise CheckpointError(
-            f"{source.directory} holds adapters of peft, not the model's weights; train with --lora_merge, or "
-            "load them with peft and call merge_and_unload"
+            f"{source.directory} holds adapters of peft, not the weights of a model; train with "
+            "--lora_merge, or load them with peft and call merge_and_unload"
         )
     for name in source.tensors:
         if _PIPELINE_NAME.match(name):

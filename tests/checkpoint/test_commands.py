@@ -174,7 +174,7 @@ def test_adapters_are_no_model(tmp_path: Path, capsys: Captured) -> None:
     for to in ("hf", "sharded"):
         status, _, err = run(capsys, "convert", path, tmp_path / to, "--to", to)
         assert status == 1
-        assert "holds adapters of peft, not the model's weights; train with --lora_merge" in err
+        assert "holds adapters of peft, not the weights of a model; train with --lora_merge" in err
     assert run(capsys, "convert", path, tmp_path / "universal", "--to", "universal")[0] == 0
     held = torch.load(
         tmp_path / "universal" / "universal" / "zero" / "weight" / "exp_avg.pt", weights_only=True

@@ -126,5 +126,6 @@ def test_a_model_is_known_by_what_shapes_its_weights() -> None:
         again = LlamaConfig.from_pretrained(folder)
     again.use_cache = False
     again.dtype = "bfloat16"
+    again.attention_dropout, again.pad_token_id = 0.5, 7
     assert model_digest(again) == model_digest(config)
     assert model_digest(LlamaConfig(hidden_size=64, num_hidden_layers=2)) != model_digest(config)

@@ -16,6 +16,7 @@ from npu_plugins.checkpoint.convert import convert
 from npu_plugins.checkpoint.describe import describe
 from npu_plugins.checkpoint.kinds import Kind, recognise
 from npu_plugins.checkpoint.torch_files import DEEPSPEED_CLASSES
+from npu_plugins.checkpoint.training import TrainingSource
 from npu_plugins.checkpoint.universal import UniversalSource
 from npu_plugins.checkpoint.verify import verify
 from npu_plugins.checkpoint.zero import ZeroSource
@@ -172,6 +173,7 @@ def check_universal(folder: Path, case: Zero) -> None:
         wanted, found = theirs.moments(name), ours.moments(name)
         assert found.keys() == wanted.keys() == {"exp_avg", "exp_avg_sq"}
         assert all(torch.equal(found[key], wanted[key]) for key in wanted), name
+    check_training(folder, source, case)
     mine, their = ours.optimizer, theirs.optimizer
     assert mine is not None
     assert their is not None
@@ -181,6 +183,22 @@ def check_universal(folder: Path, case: Zero) -> None:
         a["lr"] == b["lr"] and a["betas"] == b["betas"]
         for a, b in zip(mine.groups, their.groups, strict=True)
     )
+
+
+def check_training(folder: Path, source: ZeroSource, case: Zero) -> None:
+    """The Trainer's form has the same bits, and the loss scale."""
+    made = convert(folder / "ds", folder / "training", "training")
+    assert [note.partition(":")[0] for note in made.notes] == [f"{folder / 'ds'} has no trainer_state.json"]
+    assert verify(folder / "training") == []
+    found = TrainingSource(folder / "training")
+    assert found.tensors == source.tensors
+    for name in source.tensors:
+        assert torch.equal(found.read(name), source.read(name)), name
+        wanted, held = source.moments(name), found.moments(name)
+        assert held.keys() == wanted.keys()
+        assert all(torch.equal(held[key], wanted[key]) for key in wanted), name
+    assert (found.index.loss_scale is not None) == (case.precision == "fp16")
+    assert found.index.counters["global_steps"] == 2
 
 
 def from_weights(backend: str, stage: int, directory: str) -> None:

@@ -27,6 +27,18 @@ def save(directory: str, tp: int, pp: int) -> tuple[States, list[float]]:
     return record.after, record.values("learning_rate")
 
 
+def resume(checkpoint: str, directory: str) -> list[tuple[float, float]]:
+    """Train two more steps from a checkpoint at tp 2 × pp 2; return losses and gradient norms."""
+    flags = {"bf16": True, "allow_layout_change": True}
+    run = Run(FAMILY, flags=flags, steps=STEP + 2, resume=checkpoint)
+    record = train_on_rank(run.at(2, 2, 1), Path(directory), "gloo")
+    return [
+        (each["loss"], each["grad_norm"])
+        for each in record.log
+        if each.get("step", 0) > STEP and "loss" in each
+    ]
+
+
 def held(trainer: Any) -> States:
     """Every parameter's master weight and moments, under the model's names."""
     from npu_plugins.pipeline import hf_names

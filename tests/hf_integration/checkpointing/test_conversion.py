@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from npu_plugins.checkpoint import CheckpointError
 from npu_plugins.checkpoint.convert import convert
 from npu_plugins.checkpoint.describe import describe
 from npu_plugins.checkpoint.training import TrainingSource
@@ -119,6 +120,30 @@ def test_weights_are_the_master_weights(saved: Saved, tmp_path: Path) -> None:
     convert(tmp_path / "sharded", tmp_path / "back", "hf")
     again = load_file(tmp_path / "back" / "model.safetensors")
     assert all(torch.equal(again[name], found[name]) for name in found)
+
+
+def test_the_trainer_goes_on_from_a_universal_checkpoint(four: Ranks, saved: Saved, tmp_path: Path) -> None:
+    """As from the one that it was made of: every loss and norm of two more steps is the same number."""
+    convert(saved.path, tmp_path / "universal", "universal")
+    again = tmp_path / f"checkpoint-{STEP}"
+    convert(tmp_path / "universal", again, "training", config=saved.path)
+    assert verify(again) == []
+    assert describe(again).resumes == describe(saved.path).resumes
+    records = [
+        four.run(conversion_cases.resume, str(path), str(tmp_path / f"run{number}"))[0]
+        for number, path in enumerate((saved.path, again))
+    ]
+    assert len(records[0]) == 2
+    assert records[0] == records[1]
+    (tmp_path / "other").mkdir()
+    shutil.copyfile(saved.path / "config.json", tmp_path / "other" / "config.json")
+    (tmp_path / "other" / "trainer_state.json").write_text('{"global_step": 3}')
+    with pytest.raises(CheckpointError, match="is of step 3, but the optimizer's state of step 2"):
+        convert(tmp_path / "universal", tmp_path / "wrong", "training", config=tmp_path / "other")
+    with pytest.raises(CheckpointError, match="holds no optimizer's state by name"):
+        convert(convert(saved.path, tmp_path / "hf", "hf").path, tmp_path / "none", "training")
+    assert not (tmp_path / "wrong").exists()
+    assert not (tmp_path / "none").exists()
 
 
 def test_deepspeed_goes_on_with_master_weights_and_moments(four: Ranks, saved: Saved, tmp_path: Path) -> None:
