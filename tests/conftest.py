@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -28,6 +30,11 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "ranks(size, backend='hccl', preload=(), **fields): the world of `ranks`"
     )
     config.addinivalue_line("markers", "npu: needs an NPU, real or simulated; skipped where none can be had")
+
+
+def pytest_collection_finish() -> None:
+    """Take the modules of tests and libraries, which stay to the end, out of the garbage collector's way."""
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
