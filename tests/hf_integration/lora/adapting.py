@@ -11,6 +11,7 @@ from transformers import Trainer
 from tests.hf_integration.divided import Run, Sentences, make_model
 
 STEPS = 10
+LAYERS = {"llama": 4, "qwen2": 2, "gpt2": 2}
 
 
 def lora(family: str, **settings: Any) -> Any:
@@ -31,7 +32,7 @@ def lora(family: str, **settings: Any) -> Any:
 
 def adapting(family: str, settings: dict[str, Any] | None = None, **more: Any) -> Run:
     """Return a run that trains adapters."""
-    more = {"steps": STEPS, **more}
+    more = {"steps": STEPS, "layers": LAYERS[family], **more}
     return Run(family, trainer={"peft_config": lora(family, **(settings or {}))}, **more)
 
 
@@ -103,7 +104,7 @@ def loaded(family: str, folder: Path) -> Any:
     """Return the model of a run with adapters from a directory, as peft loads them."""
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(make_model(family), str(folder))
+    return PeftModel.from_pretrained(make_model(family, LAYERS[family]), str(folder))
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
