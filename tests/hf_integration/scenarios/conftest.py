@@ -33,6 +33,16 @@ class Stream(IterableDataset):
         return iter(self.rows)
 
 
+class Rising:
+    """A metric that is best at the second evaluation."""
+
+    def __init__(self) -> None:
+        self.left = [1.0, 3.0, 2.0, 2.5]
+
+    def __call__(self, prediction: Any) -> dict[str, float]:
+        return {"rising": self.left.pop(0) if self.left else 0.0}
+
+
 @pytest.fixture(scope="package")
 def four_cpus(rank_pool: RankPool) -> Iterator[Ranks]:
     """Four ranks on CPUs."""

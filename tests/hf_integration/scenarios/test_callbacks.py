@@ -11,7 +11,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 from tests.hf_integration.comparing import same_log
 from tests.hf_integration.divided import Run, train
-from tests.hf_integration.scenarios.conftest import Trained, small
+from tests.hf_integration.scenarios.conftest import Rising, Trained, small
 
 EVENTS = (
     "init_end",
@@ -81,16 +81,6 @@ def test_events_come_in_the_order_of_the_trainer(on_four: Trained, tmp_path: Pat
     assert [entry[0] for entry in wanted.after].count("save") == 2
     for record in records[1:]:
         assert record.after == records[0].after
-
-
-class Rising:
-    """A metric that is best at the second evaluation."""
-
-    def __init__(self) -> None:
-        self.left = [1.0, 3.0, 2.0, 2.5]
-
-    def __call__(self, prediction: Any) -> dict[str, float]:
-        return {"rising": self.left.pop(0) if self.left else 0.0}
 
 
 def last(trainer: Any) -> Any:

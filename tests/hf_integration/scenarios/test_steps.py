@@ -92,8 +92,10 @@ RUNS = {
             "eval_delay": 3,
         },
     ),
-    "an optimizer of one's own, the first step logged and every third": small(
+    "an optimizer of one's own, few batches, the first step logged and every third": small(
         steps=4,
+        rows=6,
+        micro_batches=4,
         trainer={"optimizer_cls_and_kwargs": (torch.optim.NAdam, {"lr": 1e-2, "eps": 1e-4})},
         flags={"logging_first_step": True, "logging_steps": 3},
     ),
@@ -131,7 +133,7 @@ LAYOUTS = {
     "adagrad, no incomplete batch, read by a worker": [(1, 2, 2)],
     "rmsprop, a stream": [(2, 1, 2)],
     "fused AdamW, a table with a column too many, logged twice": [(1, 2, 2)],
-    "an optimizer of one's own, the first step logged and every third": [(2, 2, 1)],
+    "an optimizer of one's own, few batches, the first step logged and every third": [(2, 2, 1)],
     "frozen parts, with the cache emptied, memory measured and all tokens counted": [(2, 2, 1), (2, 1, 2)],
     "a rate that falls on a plateau": [(1, 2, 2)],
     "a greedy rate": [(2, 1, 2)],
