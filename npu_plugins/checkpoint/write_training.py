@@ -44,7 +44,7 @@ def write_training(source: Source, folder: Path, origin: Path, max_file_bytes: i
     """
     optimizer = source.optimizer
     moments = _moments(source)
-    if optimizer is None or not moments:
+    if optimizer is None or not moments or not _settings(optimizer):
         raise CheckpointError(
             f"{source.directory} holds no optimizer's state by name, so there is no training to go on with; "
             "start from its weights with --model_name_or_path"
@@ -62,9 +62,10 @@ def write_training(source: Source, folder: Path, origin: Path, max_file_bytes: i
                     writer.write(f"{parameter}/{key}", value.reshape(-1))
     index.write(folder / STATE_FOLDER)
     step = int(index.counters.get("global_steps", 0))
-    notes = [*optimizer.notes, *_trainer_state(origin, folder, step)]
+    _, differing = groups_for_any(optimizer.groups)
+    notes = [*optimizer.notes, *differing, *_trainer_state(origin, folder, step)]
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST_FILE]
-    records = {path.relative_to(folder).as_posix(): record(path) for path in files}
+    records = {path.relative_to(folder).as_posix(): record(path, sync=True) for path in files}
     Manifest(step, Layout(), model_digest(read_config(folder)), records).write(folder)
     return notes
 
@@ -85,8 +86,6 @@ def _index(
     moments: Mapping[str, Mapping[str, TensorInfo]],
     max_file_bytes: int,
 ) -> StateIndex:
-    groups, _ = groups_for_any(optimizer.groups)
-    settings = {key: value for key, value in groups[0].items() if key not in (*NOT_SAVED, "step")}
     parameters, number, room = {}, 0, max_file_bytes
     for name, held in moments.items():
         info, size = source.tensors[name], sum(each.nbytes for each in held.values())
@@ -106,12 +105,18 @@ def _index(
     return StateIndex(
         Layout(),
         f"optimizer with {' and '.join(sorted({key for held in moments.values() for key in held}))}",
-        [plain(settings, "a parameter group")],
+        [plain(_settings(optimizer), "a parameter group")],
         parameters,
         {key: int(counters[key]) for key in COUNTERS if key in counters},
         None if scheduler is None else plain(scheduler, "the learning-rate scheduler's state"),
         _loss_scale(optimizer),
     )
+
+
+def _settings(optimizer: OptimizerState) -> dict[str, Any]:
+    """The hyperparameters that all groups have; {} of a universal checkpoint that was made of weights."""
+    groups, _ = groups_for_any(optimizer.groups)
+    return {key: value for key, value in groups[0].items() if key not in (*NOT_SAVED, "step")}
 
 
 def _loss_scale(optimizer: OptimizerState) -> dict[str, Any] | None:

@@ -140,8 +140,10 @@ def test_the_trainer_goes_on_from_a_universal_checkpoint(four: Ranks, saved: Sav
     (tmp_path / "other" / "trainer_state.json").write_text('{"global_step": 3}')
     with pytest.raises(CheckpointError, match="is of step 3, but the optimizer's state of step 2"):
         convert(tmp_path / "universal", tmp_path / "wrong", "training", config=tmp_path / "other")
-    with pytest.raises(CheckpointError, match="holds no optimizer's state by name"):
-        convert(convert(saved.path, tmp_path / "hf", "hf").path, tmp_path / "none", "training")
+    weights = convert(saved.path, tmp_path / "hf", "hf").path
+    for source in (weights, convert(weights, tmp_path / "begin", "universal").path):
+        with pytest.raises(CheckpointError, match="holds no optimizer's state by name"):
+            convert(source, tmp_path / "none", "training")
     assert not (tmp_path / "wrong").exists()
     assert not (tmp_path / "none").exists()
 
