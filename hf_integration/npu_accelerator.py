@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ def npu_accelerator(
     deepspeed: str | Path | dict[str, Any] | None = None,
     micro_batches: int = 1,
     mixed_precision: str | None = None,
-    gradient_accumulation_steps: int = 1,
+    gradient_accumulation_steps: int | None = None,
     seed: int = 0,
     **keywords: Any,
 ) -> Accelerator:
@@ -65,7 +64,8 @@ def npu_accelerator(
             it does not say by which norm to clip, DeepSpeed clips by 1.0; without one nothing is clipped.
         micro_batches: into which a pipeline cuts each batch; only with pipeline stages.
         mixed_precision: ``bf16``, ``fp16`` or ``no``; by default what ``accelerate launch`` has.
-        gradient_accumulation_steps: batches of an optimizer step; 1 with pipeline stages.
+        gradient_accumulation_steps: batches of an optimizer step, which with pipeline stages must be 1; by
+            default what ``accelerate launch`` has, else 1.
         seed: of shuffling.
         keywords: other arguments of `Accelerator`.
 
@@ -73,11 +73,15 @@ def npu_accelerator(
         TrainingInputError: the degrees do not divide the ranks, or something asked for cannot be done.
     """
     given = deepspeed or launched_config_file()
-    config: Mapping[str, Any] | None = None
+    config: dict[str, Any] | None = None
     if given:
-        config = read_deepspeed_config(given)
+        config = dict(read_deepspeed_config(given))
     elif launched_with_deepspeed():
         config = launched_config()
+        asked, config["gradient_accumulation_steps"] = config["gradient_accumulation_steps"], "auto"
+        if gradient_accumulation_steps is None and asked != "auto":
+            gradient_accumulation_steps = asked
+    gradient_accumulation_steps = gradient_accumulation_steps or 1
     settings = parallel_settings(ParallelFlags(tensor_parallel, pipeline_parallel), config)
     if micro_batches < 1 or (settings.pp == 1 and micro_batches != 1):
         raise TrainingInputError(
@@ -85,7 +89,7 @@ def npu_accelerator(
             f"{'1 (see gradient_accumulation_steps)' if settings.pp == 1 else '1 or more'}"
         )
     if not settings.divides:
-        plugin = DeepSpeedPlugin(hf_ds_config=copy.deepcopy(dict(config))) if given and config else None
+        plugin = DeepSpeedPlugin(hf_ds_config=copy.deepcopy(config)) if given and config else None
         return Accelerator(
             mixed_precision=mixed_precision,
             gradient_accumulation_steps=gradient_accumulation_steps,

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 from hf_integration.errors import TrainingInputError
-from hf_integration.npu_accelerator import npu_accelerator
+from hf_integration.npu_accelerator import DividedAccelerator, npu_accelerator
 from tests.harness.outcome import RankFailure
 from tests.harness.pool import RankPool
 from tests.hf_integration.divided import VOCABULARY, make_model
@@ -53,11 +53,20 @@ class Loop:
     by_config: bool = False
     """Whether optimizer and scheduler are the DeepSpeed configuration's."""
     save: Path | None = None
+    clip: float | None = None
+    """Norm by which the loop asks for clipping."""
+    constant: bool = False
+    """Whether the learning rate stays; accelerate's own steps of a scheduler depend on the launch."""
 
 
 def halving(step: int) -> float:
     """A learning rate that changes at every step."""
     return 0.5**step
+
+
+def staying(step: int) -> float:
+    """A learning rate that does not change."""
+    return 1.0
 
 
 def train(loop: Loop) -> dict[str, Any]:
@@ -77,7 +86,7 @@ def train(loop: Loop) -> dict[str, Any]:
         others = [each for each in model.parameters() if each.ndim == 1]
         groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=1e-2)
-        scheduler = LambdaLR(optimizer, halving)
+        scheduler = LambdaLR(optimizer, staying if loop.constant else halving)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     model.train()
     losses, step = [], []
@@ -87,6 +96,8 @@ def train(loop: Loop) -> dict[str, Any]:
         with accelerator.accumulate(model):
             loss = model(**batch).loss
             accelerator.backward(loss)
+            if loop.clip is not None and accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), loop.clip)
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
@@ -102,7 +113,7 @@ def train(loop: Loop) -> dict[str, Any]:
     result["logits"] = tuple(outputs[0].logits.shape[1:])
     if loop.save is not None:
         accelerator.save_model(model, loop.save)
-    if "plain" not in loop.options:
+    if isinstance(accelerator, DividedAccelerator):
         accelerator._engine().destroy()
         accelerator.mesh.destroy()
     return result

@@ -1,0 +1,37 @@
+"""A script for ``accelerate launch``: runs of the training program, then plain loops, in one start.
+
+As a program, ``launched.py FILE``: FILE names the runs' arguments, and the loops' options with a file for the
+losses of each.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Do all runs and loops of the file named on the command line."""
+    from accelerate.state import AcceleratorState
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+    from hf_integration.job import leave_process_group, run
+    from tests.hf_integration.test_npu_accelerator import Loop, train
+
+    given = json.loads(Path(sys.argv[-1]).read_text(encoding="utf-8"))
+    for arguments in given["first"]:
+        run(arguments)
+        unset_hf_deepspeed_config()
+        AcceleratorState._reset_state(reset_partial_state=True)
+    for file, options in given["loops"].items():
+        result = train(Loop(replicas=options.pop("replicas"), options=options, clip=1.0, constant=True))
+        Path(file).write_text(json.dumps(result), encoding="utf-8")  # the same on all ranks
+        unset_hf_deepspeed_config()
+    for arguments in given["last"]:
+        run(arguments)
+    leave_process_group()
+
+
+if __name__ == "__main__":
+    main()
