@@ -45,6 +45,13 @@ def whole(prediction: Any) -> dict[str, float]:
     }
 
 
+class Ragged(Sentences):
+    """Sequences that are of one length in a batch only."""
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {key: value[: 12 - 2 * (index // 2)] for key, value in super().__getitem__(index).items()}
+
+
 class Unlabelled(Sentences):
     """Sequences without labels."""
 
@@ -68,6 +75,8 @@ def in_every_way(trainer: Any) -> dict[str, Any]:
     found["a stream"] = trainer.evaluate(Stream(7))
     prediction = trainer.predict(Sentences(5, seed=3), metric_key_prefix="apart")
     found["prediction"] = [prediction.metrics, sizes(prediction.predictions), sizes(prediction.label_ids)]
+    ragged = trainer.predict(Ragged(7, seed=3))
+    found["sequences of unlike length"] = [sizes(ragged.predictions), sizes(ragged.label_ids)]
     args.eval_accumulation_steps = 1
     found["moved to the host by batches"] = sizes(trainer.predict(Sentences(7, seed=3)).predictions)
     args.eval_accumulation_steps, args.eval_do_concat_batches = None, False
