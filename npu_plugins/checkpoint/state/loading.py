@@ -71,14 +71,7 @@ class _Loading:
         self.buffers = {n: b for n, b in trained.buffers().items() if self.reader.weight(n) is not None}
         for name, tensor in {**self.frozen, **self.buffers}.items():
             self._check_shape(name, tensor)
-        if (trained.scheduler is None) != (self.reader.index.scheduler is None):
-            has, lacks = "has", "none is here"
-            if trained.scheduler is not None:
-                has, lacks = "has no", "this run has one"
-            raise CheckpointError(
-                f"{checkpoint} {has} state of a learning-rate scheduler, but {lacks}; resume with the same "
-                "scheduler"
-            )
+        self._check_scheduler()
 
     def _frozen(self) -> dict[str, torch.Tensor]:
         """Return the parameters that are not trained here and that the checkpoint has."""
@@ -163,6 +156,21 @@ class _Loading:
                     f"{first} and {piece.name} are updated together here, but were saved with {others} and "
                     f"{scalars}; resume without ZeRO, as they were trained"
                 )
+
+    def _check_scheduler(self) -> None:
+        own, saved = self.trained.scheduler, self.reader.index.scheduler
+        where = self.reader.checkpoint
+        if (own is None) != (saved is None):
+            has, lacks = ("has", "none is here") if own is None else ("has no", "this run has one")
+            raise CheckpointError(
+                f"{where} {has} state of a learning-rate scheduler, but {lacks}; resume with the same "
+                "scheduler"
+            )
+        if own is not None and saved and not saved.keys() & own.state_dict().keys():
+            raise CheckpointError(
+                f"{where} has the state of another learning-rate scheduler, with {', '.join(sorted(saved))}, "
+                f"than {type(own).__name__}; resume with the same scheduler"
+            )
 
     # Loading
 

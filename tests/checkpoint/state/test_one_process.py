@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from deepspeed.runtime.lr_schedules import WarmupLR
 from safetensors.torch import save_file
 from torch import nn
 
@@ -192,10 +194,19 @@ OTHERS: dict[str, tuple[Callable[[], Trained], str]] = {
         lambda: Trained(*(lambda job: (job.module, job.optimizer))(trained(2))),
         "has state of a learning-rate scheduler, but none is here",
     ),
+    "other schedule": (
+        lambda: _with_other_schedule(),
+        "another learning-rate scheduler, with .*last_epoch.* than WarmupLR",
+    ),
     "more": (lambda: _more_trained(), "no state of frozen.weight, which is trained here"),
     "fewer": (lambda: _fewer_trained(), "has the state of scale and 0 more parameters"),
     "no optimizer": (lambda: Trained(Model(2), None), "there is no optimizer"),
 }
+
+
+def _with_other_schedule() -> Trained:
+    job = trained(2)
+    return replace(job, scheduler=WarmupLR(job.optimizer))
 
 
 def _more_trained() -> Trained:
