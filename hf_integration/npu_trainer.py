@@ -33,10 +33,10 @@ from npu_plugins.pipeline import hf_names
 class NpuTrainer(ReplicaData, CheckpointingTrainer):
     """`transformers.Trainer` that also trains with tensor, pipeline and data parallelism at once.
 
-    With `NpuTrainingArguments` that ask for tp × pp = 1, or with plain `TrainingArguments`, it is the Trainer,
-    but for its checkpoints (`CheckpointingTrainer`). Otherwise each rank keeps its part of the model, DeepSpeed's engine is made on a
-    `ProcessMesh`, and the Trainer's loop goes on as before: its gradient accumulation gives the pipeline's
-    micro-batches.
+    With `NpuTrainingArguments` that ask for tp × pp = 1, or with plain `TrainingArguments`, it is the Trainer
+    but for its checkpoints (`CheckpointingTrainer`). Otherwise each rank keeps its part of the model,
+    DeepSpeed's engine is made on a `ProcessMesh`, and the Trainer's loop goes on as before: its gradient
+    accumulation gives the pipeline's micro-batches.
 
     Args:
         model: a causal language model of transformers. With pipeline stages it may have been built under
