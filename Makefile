@@ -39,10 +39,10 @@ demo: build
 	@test ! -e $(NO_NPU) || { cat $(NO_NPU); exit 1; }
 	$(RUN_ENV) NPU_SIM=4 OMP_NUM_THREADS=1 deepspeed --num_gpus 4 hf_integration/train.py \
 	    --deepspeed ds_configs/presets/zero1.json --config_name tiny-llama \
-	    --tensor_model_parallel_size 2 --pipeline_model_parallel_size 2 --pipeline_timeline 50 \
-	    --max_steps 60 --per_device_train_batch_size 16 --gradient_accumulation_steps 4 --block_size 64 \
+	    --tensor_model_parallel_size 2 --pipeline_model_parallel_size 2 --pipeline_timeline 40 \
+	    --max_steps 50 --per_device_train_batch_size 16 --gradient_accumulation_steps 4 --block_size 64 \
 	    --learning_rate 8e-3 --lr_scheduler_type cosine --warmup_steps 5 --max_eval_blocks 64 \
-	    --per_device_eval_batch_size 16 --sample_tokens 64 --output_dir outputs/demo $(DEMO_ARGS)
+	    --per_device_eval_batch_size 16 --sample_tokens 48 --output_dir outputs/demo $(DEMO_ARGS)
 
 test: build
 	$(RUN_ENV) python -m pytest --durations=10 $(PYTEST_ARGS)

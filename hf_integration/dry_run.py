@@ -105,14 +105,22 @@ def estimate_memory(
 def rank_lines(
     args: NpuTrainingArguments, layers: Sequence[Mapping[int, Sequence[str]]], memory: MemoryEstimate | None
 ) -> list[str]:
-    """Return a table: a line for each rank."""
+    """Return a table with a line for each rank: its place, its memory and its layers."""
     topology = Topology(args.parallel_config)
-    lines = [f"{'rank':>5} {'tp':>3} {'dp':>3} {'pp':>3} {'MiB':>9}  layers, by stage"]
+    lines = [
+        "MiB of each rank: of tensors, which the log has as memory_mib_rank0 and so on, and of the device",
+        f"{'rank':>5} {'tp':>3} {'dp':>3} {'pp':>3} {'tensors':>9} {'device':>9}  layers, by stage",
+    ]
     for rank in range(args.parallel_config.world_size):
         place = topology.coordinate(rank)
         held = "; ".join(f"{stage}: {shortened(names)}" for stage, names in layers[place.pp].items())
-        size = "-" if memory is None else f"{memory.stages[place.pp].total / MIB:.0f}"
-        lines.append(f"{rank:>5} {place.tp:>3} {place.dp:>3} {place.pp:>3} {size:>9}  {held}")
+        stage = None if memory is None else memory.stages[place.pp]
+        sizes = (
+            ["-"] * 2 if stage is None else [f"{each / MIB:.0f}" for each in (stage.allocated, stage.total)]
+        )
+        lines.append(
+            f"{rank:>5} {place.tp:>3} {place.dp:>3} {place.pp:>3} {sizes[0]:>9} {sizes[1]:>9}  {held}"
+        )
     return lines
 
 

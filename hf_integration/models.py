@@ -91,8 +91,13 @@ def model_config(
 
 
 def longest_sequence(config: PretrainedConfig) -> int | None:
-    """Return how many positions the model has, in tokens; None where its configuration sets no limit."""
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
+    """Return how many positions the model has, in tokens; None where its configuration sets no limit.
+
+    Rotary positions that stretch with the sequence ("dynamic") set none.
+    """
+    text = config.get_text_config()
+    rotary = getattr(text, "rope_parameters", None) or {}
+    return None if rotary.get("rope_type") == "dynamic" else getattr(text, "max_position_embeddings", None)
 
 
 def resolve_block_size(wanted: int | None, config: PretrainedConfig, default: int = 256) -> int:

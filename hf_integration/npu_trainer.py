@@ -16,6 +16,7 @@ from hf_integration.checkpointing.trainer import CheckpointingTrainer
 from hf_integration.divided_checkpoints import load_state
 from hf_integration.engines import divide, engine_config, make_engine
 from hf_integration.errors import TrainingInputError
+from hf_integration.input_checks import InputChecks, check_tokenizer
 from hf_integration.last_stage import LastStage, MicroBatch, loss_of
 from hf_integration.lora import adapted, save_adapters, save_merged, save_merged_undivided
 from hf_integration.measurements import Measurements
@@ -30,7 +31,7 @@ from npu_plugins.comm import ProcessMesh
 from npu_plugins.pipeline import hf_names
 
 
-class NpuTrainer(ReplicaData, CheckpointingTrainer):
+class NpuTrainer(InputChecks, ReplicaData, CheckpointingTrainer):
     """`transformers.Trainer` that also trains with tensor, pipeline and data parallelism at once.
 
     With `NpuTrainingArguments` that ask for tp × pp = 1, or with plain `TrainingArguments`, it is the Trainer
@@ -78,6 +79,7 @@ class NpuTrainer(ReplicaData, CheckpointingTrainer):
         if self.parallel.divides:
             _check_inputs(model, keywords)
         super().__init__(model, args, *positional, **keywords)
+        check_tokenizer(self.processing_class, getattr(self.model, "config", None))
         if self.parallel.pp > 1:
             self.add_callback(_ForgetUnfinishedStep(self._pending))
             if self.args.pipeline_timeline is not None:
@@ -251,6 +253,7 @@ class NpuTrainer(ReplicaData, CheckpointingTrainer):
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor | None, Any, Any]:
         """Return loss, logits and labels of a batch, on every rank of the replica."""
+        self.check_lengths([inputs])
         inputs = dict(self.without_repeated_rows(inputs)) if self.parallel.divides else inputs
         if self.parallel.pp == 1:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)

@@ -105,6 +105,10 @@ def parallel_settings(flags: ParallelFlags, config: Mapping[str, Any] | None) ->
             **_section(merged, "zero_optimization"),
             "stage": flags.zero_stage,
         }
+    if flags.pipeline_timeline is not None and flags.pipeline_timeline < 1:
+        raise TrainingInputError(
+            f"--pipeline_timeline is {flags.pipeline_timeline}; give an optimizer step, counted from 1"
+        )
     _pipeline_section(merged, flags, pp)
     if tp * pp == 1:
         changed = flags.zero_stage is not None or flags.tensor_model_parallel_size is not None

@@ -17,7 +17,7 @@ from hf_integration.models import longest_sequence
 from hf_integration.plot import loss_unit, series
 from hf_integration.trainer import speed_key
 
-SIMULATED = "no card took part, and every time and speed is that of this computer's CPU"
+SIMULATED = "no card took part; times and speeds are those of this computer's CPU"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def summary(
     simulated = device.platform.startswith("simulated")
     lines = [
         "",
-        *([f"simulated     {ranks_in_words(device.world_size, device.platform)}: {SIMULATED}"] * simulated),
+        *([f"on            {ranks_in_words(device.world_size, device.platform)}: {SIMULATED}"] * simulated),
         f"device        {device.device} ({device.name}), {device.world_size} rank(s)",
         f"backend       {device.backend}",
         f"accelerator   {device.accelerator}",

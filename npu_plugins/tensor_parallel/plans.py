@@ -74,7 +74,9 @@ def plan_of(model: nn.Module) -> Plan:
     if not styles:
         raise TensorParallelError(
             f"{kind} carries no tensor-parallel plan (config.base_model_tp_plan) and none of ours is for it; "
-            "pass plan={'layers.*.mlp.up_proj': 'colwise', …}, names with * for a layer's number"
+            f"use a model of {', '.join(own_plans())}, or one that has a plan (llama, qwen2, qwen3, mistral, "
+            "mixtral, gemma, gemma2, olmo2, cohere, granite and others), or in shard_model pass "
+            "plan={'layers.*.mlp.up_proj': 'colwise', …}, names with * for a layer's number"
         )
     for pattern, style in _vocabulary_styles(model).items():
         styles.setdefault(pattern, style)
@@ -85,6 +87,12 @@ def given_plan(model: nn.Module, styles: Mapping[str, str]) -> Plan:
     """Return the plan that a caller wrote for `model`: every pattern must name something."""
     own = _own_plan(model)
     return Plan("plan=", dict(styles), {} if own is None else own.local)
+
+
+def own_plans() -> list[str]:
+    """Return the model types that this package has plans for."""
+    folder = resources.files(__package__) / "model_plans"
+    return sorted(file.name.removesuffix(".json") for file in folder.iterdir() if file.name.endswith(".json"))
 
 
 def _own_plan(model: nn.Module) -> Plan | None:

@@ -32,13 +32,13 @@ def test_it_shows_mesh_layers_memory_and_configuration(
     assert "mesh          tp 2 × pp 2 × dp 1 = 4 ranks" in text
     assert "2 rows × 4 micro-batches × 1 replicas = 8 rows of 256 tokens a step" in text
     assert "schedule      1f1b, recomputation none" in text
-    ranks = [line.split(maxsplit=5) for line in text.splitlines() if line[:5].strip().isdigit()]
+    ranks = [line.split(maxsplit=6) for line in text.splitlines() if line[:5].strip().isdigit()]
     assert [line[:4] for line in ranks] == [
         ["0", "0", "0", "0"], ["1", "1", "0", "0"], ["2", "0", "0", "1"], ["3", "1", "0", "1"]
     ]  # fmt: skip
-    assert ranks[0][5] == ranks[1][5] == "0: model.embed_tokens, model.layers.0"
-    assert ranks[2][5] == "1: model.layers.1, model.norm, lm_head"
-    assert all(int(line[4]) > 0 for line in ranks)
+    assert ranks[0][6] == ranks[1][6] == "0: model.embed_tokens, model.layers.0"
+    assert ranks[2][6] == "1: model.layers.1, model.norm, lm_head"
+    assert all(0 < int(line[4]) < int(line[5]) for line in ranks)
     assert "optimizer states" in text
     config = json.loads(text[text.index("configuration") + len("configuration") :])
     assert config["zero_optimization"]["stage"] == 0

@@ -89,7 +89,7 @@ def test_ranks_in_words() -> None:
 def test_a_simulated_run_says_so() -> None:
     device = replace(DEVICE, platform="simulated_npu")
     text = summary(history=[], device=device, files=RunFiles(log=Path("log.jsonl")), continuation=None)
-    assert text.splitlines()[1].startswith("simulated     2 simulated NPUs: no card took part")
+    assert text.splitlines()[1].startswith("on            2 simulated NPUs: no card took part")
 
 
 def test_summary_states_every_fact() -> None:
