@@ -75,7 +75,7 @@ def in_every_way(trainer: Any) -> dict[str, Any]:
     found["a stream"] = trainer.evaluate(Stream(7))
     prediction = trainer.predict(Sentences(5, seed=3), metric_key_prefix="apart")
     found["prediction"] = [prediction.metrics, sizes(prediction.predictions), sizes(prediction.label_ids)]
-    ragged = trainer.predict(Ragged(7, seed=3))
+    ragged = trainer.predict(Ragged(8, seed=3))
     found["sequences of unlike length"] = [sizes(ragged.predictions), sizes(ragged.label_ids)]
     args.eval_accumulation_steps = 1
     found["moved to the host by batches"] = sizes(trainer.predict(Sentences(7, seed=3)).predictions)
