@@ -103,7 +103,8 @@ class NpuTrainingArguments(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        if self.enable_jit_checkpoint:  # transformers' name for it, whose ranks would not agree on a step
+        # transformers' name for it, whose ranks would not agree on a step.
+        if self.enable_jit_checkpoint:  # type: ignore[has-type]
             self.save_on_sigterm, self.enable_jit_checkpoint = True, False
         config = self._read_config()
         check_precision(config or {}, fp16=self.fp16, bf16=self.bf16)
