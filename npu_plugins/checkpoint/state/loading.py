@@ -184,9 +184,12 @@ class _Loading:
             self._put_scalars(piece, index.parameters[piece.name].scalars)
         for name, tensor in {**self.frozen, **self.buffers}.items():
             self._put_frozen(name, tensor)
-        for group, (name, settings) in self.settings.items():
-            piece = next(each for each in self.pieces if each.name == name)
-            _update(piece.optimizer.param_groups[group], settings)
+        updated: set[tuple[int, int]] = set()  # an offload ratio has a group in two optimizers
+        for piece in self.pieces:
+            place = (id(piece.optimizer), piece.group)
+            if place not in updated:
+                _update(piece.optimizer.param_groups[piece.group], self.settings[piece.group][1])
+                updated.add(place)
         if self.trained.scheduler is not None:
             self.trained.scheduler.load_state_dict(restored(index.scheduler))
         restore_scale(self.trained, index.loss_scale)

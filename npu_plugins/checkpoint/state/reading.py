@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ class StateReader:
                 "checkpoint"
             )
         stored = {each.name: each for each in read_header(path)[0]}
-        for name, (code, shape) in self._files()[file].items():
+        for name, (code, shape) in self._files[file].items():
             found = stored.get(name)
             if found is None or found.dtype != DTYPES.get(code) or found.shape != shape:
                 what = "nothing" if found is None else f"{found.dtype} of shape {list(found.shape)}"
@@ -136,10 +137,9 @@ class StateReader:
                 )
         self._checked.add(file)
 
+    @cached_property
     def _files(self) -> dict[str, dict[str, tuple[str, tuple[int, ...]]]]:
-        if not hasattr(self, "_by_file"):
-            self._by_file = self.index.files()
-        return self._by_file
+        return self.index.files()
 
 
 def model_files(checkpoint: Path) -> CheckpointFiles | None:

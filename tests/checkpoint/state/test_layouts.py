@@ -12,6 +12,7 @@ from tests.checkpoint.state.layout_cases import Case, check_chain
 from tests.harness.pool import RankPool
 from tests.pipeline.conftest import Ranks, kept
 
+CPU = {"device": "cpu"}
 CHAINS = {
     "AdamW": [
         Case(2, 2, 1),
@@ -23,9 +24,9 @@ CHAINS = {
     "SGD": [
         Case(1, 4, 1),
         Case(2, 1, 2, stage=1),
-        Case(1, 1, 4, stage=3, zero={"sub_group_size": 3000, "offload_optimizer": {"device": "cpu"}}),
+        Case(1, 1, 4, stage=3, zero={"sub_group_size": 3000, "offload_param": CPU, "offload_optimizer": CPU}),
         Case(2, 2, 1),
-        Case(1, 1, 4, stage=2, zero={"offload_optimizer": {"device": "cpu"}}),
+        Case(1, 1, 4, stage=2, zero={"offload_optimizer": CPU}),
     ],
 }
 """By optimizer: each layout loads what the one before it saved."""
