@@ -49,18 +49,21 @@ def evaluated(trainer: Any) -> dict[str, Any]:
 
 
 FEATURES: dict[str, Run] = {
-    "label smoothing": Run(steps=5, flags={"label_smoothing_factor": 0.1}, after=evaluated),
-    "a loss function of one's own": Run(steps=5, trainer={"compute_loss_func": squared}, after=evaluated),
+    "label smoothing": Run(layers=2, steps=5, flags={"label_smoothing_factor": 0.1}, after=evaluated),
+    "a loss function of one's own": Run(
+        layers=2, steps=5, trainer={"compute_loss_func": squared}, after=evaluated
+    ),
     "metrics of logits": Run(
+        layers=2,
         steps=5,
         trainer={"compute_metrics": accuracy, "preprocess_logits_for_metrics": choose},
         flags={"eval_strategy": "steps", "eval_steps": 2},
     ),
-    "epochs": Run(steps=-1, rows=22, flags={"num_train_epochs": 2, "logging_strategy": "epoch"}),
-    "no clipping": Run(steps=5, flags={"max_grad_norm": 0.0}),
-    "tight clipping": Run(steps=5, flags={"max_grad_norm": 0.1}),
-    "means of micro-batches": Run(steps=5, flags={"average_tokens_across_devices": False}),
-    "recomputation": Run(steps=5, flags={"gradient_checkpointing": True}),
+    "epochs": Run(layers=2, steps=-1, rows=22, flags={"num_train_epochs": 2, "logging_strategy": "epoch"}),
+    "no clipping": Run(layers=2, steps=5, flags={"max_grad_norm": 0.0}),
+    "tight clipping": Run(layers=2, steps=5, flags={"max_grad_norm": 0.1}),
+    "means of micro-batches": Run(layers=2, steps=5, flags={"average_tokens_across_devices": False}),
+    "recomputation": Run(layers=2, steps=5, flags={"gradient_checkpointing": True}),
 }
 
 
