@@ -68,6 +68,10 @@ class ProgramArguments(NpuTrainingArguments):
     def __post_init__(self) -> None:
         if self.do_predict:
             raise TrainingInputError("--do_predict is not offered here; use --do_eval for the perplexity")
+        if self.pipeline_timeline is not None and not self.do_train:
+            raise TrainingInputError(
+                "--pipeline_timeline measures a training step; leave out --do_train false"
+            )
         super().__post_init__()
         check_sampling(self)
 

@@ -34,6 +34,7 @@ CPU = ["--use_cpu", "--config_name", "tiny-llama"]
         ([*CPU, "--sample_tokens", "-1"], "--sample_tokens must not be negative, got -1"),
         ([*CPU, "--sample_prompt", ""], "--sample_prompt must not be empty"),
         ([*CPU, "--do_predict"], "--do_predict is not offered here"),
+        ([*CPU, "--pipeline_timeline", "1", "--do_train", "false"], "measures a training step"),
         ([*CPU, "--tensor_model_parallel_sise", "2"], "unknown arguments --tensor_model_parallel_sise 2"),
         ([*CPU, "--fp16", "--bf16"], "At most one of fp16 and bf16"),
         ([*CPU, "--deepspeed", "nowhere.json"], "--deepspeed nowhere.json does not exist"),

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from hf_integration.byte_tokenizer import build_byte_tokenizer
 from hf_integration.errors import TrainingInputError
 from hf_integration.models import (
     ModelPreset,
     build_model,
+    longest_sequence,
     model_config,
     preset_names,
     presets,
@@ -99,3 +100,11 @@ def test_block_size_is_held_to_the_models_positions() -> None:
         resolve_block_size(1025, config)
     config.max_position_embeddings = 64
     assert resolve_block_size(None, config) == 64
+
+
+def test_positions_that_stretch_with_the_sequence_set_no_limit() -> None:
+    def limit(**rotary: object) -> int | None:
+        return longest_sequence(LlamaConfig(max_position_embeddings=64, rope_parameters=rotary))
+
+    assert limit(rope_type="default", rope_theta=1e4) == 64
+    assert limit(rope_type="dynamic", rope_theta=1e4, factor=2.0) is None
