@@ -164,6 +164,4 @@ def save_merged_undivided(trainer: Any, directory: str | Path) -> None:
     if not trainer.args.should_save:
         return
     base: PreTrainedModel = model.get_base_model()
-    plain, _ = without_weights(type(base), base.config, base.dtype)
-    plain.generation_config = base.generation_config
-    plain.save_pretrained(str(directory), state_dict=merged_state(model, state))
+    base.save_pretrained(str(directory), state_dict=merged_state(model, state))
