@@ -45,9 +45,12 @@ def launch(
     Raises:
         AssertionError: it failed; the message is the end of what it printed.
     """
+    # Not above: as a program, this file is in no package.
+    from tests.hf_integration.documents.machines import free_port
+
     launcher = Path(sys.executable).with_name("deepspeed")
     done = subprocess.run(
-        [str(launcher), "--num_gpus", str(ranks), "--master_port", "29671", program, *arguments],
+        [str(launcher), "--num_gpus", str(ranks), "--master_port", str(free_port()), program, *arguments],
         cwd=ROOT,
         env={**environment, "PATH": f"{launcher.parent}:{environment['PATH']}"},
         stdout=subprocess.PIPE,
