@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.scheduler import AcceleratedScheduler
 from accelerate.utils import (
+    DataLoaderConfiguration,
     DeepSpeedOptimizerWrapper,
     DeepSpeedPlugin,
     DeepSpeedSchedulerWrapper,
@@ -49,7 +50,7 @@ def npu_accelerator(
     micro_batches: int = 1,
     mixed_precision: str | None = None,
     gradient_accumulation_steps: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     **keywords: Any,
 ) -> Accelerator:
     """Return an accelerator for a plain loop: ``prepare``, ``backward``, ``step`` as accelerate has them.
@@ -66,50 +67,57 @@ def npu_accelerator(
         mixed_precision: ``bf16``, ``fp16`` or ``no``; by default what ``accelerate launch`` has.
         gradient_accumulation_steps: batches of an optimizer step, which with pipeline stages must be 1; by
             default what ``accelerate launch`` has, else 1.
-        seed: of shuffling.
+        seed: of shuffling; by default 0, and accelerate's own way at degrees of 1.
         keywords: other arguments of `Accelerator`.
 
     Raises:
         TrainingInputError: the degrees do not divide the ranks, or something asked for cannot be done.
     """
-    given = deepspeed or launched_config_file()
-    config: dict[str, Any] | None = None
-    if given:
-        config = dict(read_deepspeed_config(given))
-    elif launched_with_deepspeed():
-        config = launched_config()
-        asked, config["gradient_accumulation_steps"] = config["gradient_accumulation_steps"], "auto"
-        if gradient_accumulation_steps is None and asked != "auto":
-            gradient_accumulation_steps = asked
-    gradient_accumulation_steps = gradient_accumulation_steps or 1
+    config, asked = _asked_for(deepspeed)
+    steps = gradient_accumulation_steps or asked
     settings = parallel_settings(ParallelFlags(tensor_parallel, pipeline_parallel), config)
-    if micro_batches < 1 or (settings.pp == 1 and micro_batches != 1):
-        raise TrainingInputError(
-            f"micro_batches is {micro_batches}, which with {settings.pp} pipeline stage(s) must be "
-            f"{'1 (see gradient_accumulation_steps)' if settings.pp == 1 else '1 or more'}"
-        )
-    if not settings.divides:
-        plugin = DeepSpeedPlugin(hf_ds_config=copy.deepcopy(config)) if given and config else None
-        return Accelerator(
-            mixed_precision=mixed_precision,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            deepspeed_plugin=plugin,
+    _check_cuts(settings.pp, micro_batches, steps)
+    if settings.divides:
+        return DividedAccelerator(
+            settings,
+            precision=mixed_precision or launched_precision() or "no",
+            micro_batches=micro_batches,
+            seed=seed or 0,
+            with_file=config is not None,
+            gradient_accumulation_steps=steps,
             **keywords,
         )
-    if settings.pp > 1 and gradient_accumulation_steps != 1:
+    if deepspeed:
+        keywords["deepspeed_plugin"] = DeepSpeedPlugin(hf_ds_config=copy.deepcopy(config))
+    if seed is not None:
+        keywords["dataloader_config"] = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=seed)
+    return Accelerator(mixed_precision=mixed_precision, gradient_accumulation_steps=steps, **keywords)
+
+
+def _asked_for(deepspeed: str | Path | dict[str, Any] | None) -> tuple[dict[str, Any] | None, int]:
+    """Return the DeepSpeed configuration, None without one, and the launcher's batches of a step."""
+    given = deepspeed or launched_config_file()
+    if given:
+        return dict(read_deepspeed_config(given)), 1
+    if not launched_with_deepspeed():
+        return None, 1
+    config = launched_config()
+    # To a loop this is a number of batches, but to a pipeline's engine one of their parts.
+    steps, config["gradient_accumulation_steps"] = config["gradient_accumulation_steps"], "auto"
+    return config, 1 if steps == "auto" else steps
+
+
+def _check_cuts(stages: int, micro_batches: int, steps: int) -> None:
+    if micro_batches < 1 or (stages == 1 and micro_batches != 1):
         raise TrainingInputError(
-            f"gradient_accumulation_steps is {gradient_accumulation_steps}, but a pipeline steps after each "
-            f"batch; give batches {gradient_accumulation_steps} times as large and micro_batches instead"
+            f"micro_batches is {micro_batches}, which with {stages} pipeline stage(s) must be "
+            f"{'1 (see gradient_accumulation_steps)' if stages == 1 else '1 or more'}"
         )
-    return DividedAccelerator(
-        settings,
-        precision=mixed_precision or launched_precision() or "no",
-        micro_batches=micro_batches,
-        seed=seed,
-        with_file=config is not None,
-        gradient_accumulation_steps=gradient_accumulation_steps,
-        **keywords,
-    )
+    if stages > 1 and steps != 1:
+        raise TrainingInputError(
+            f"gradient_accumulation_steps is {steps}, but a pipeline steps after each batch; give batches "
+            f"{steps} times as large and micro_batches instead"
+        )
 
 
 class DividedAccelerator(MeshAccelerator):
