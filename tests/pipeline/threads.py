@@ -23,7 +23,12 @@ class Hub:
         self.changed = threading.Condition()
         self.sent: dict[tuple[int, int], list[Transfer]] = defaultdict(list)
         self.awaited: dict[tuple[int, int], int] = defaultdict(int)
-        self.words: dict[tuple[int, int, int], queue.Queue[Any]] = defaultdict(queue.Queue)
+        self._words: dict[tuple[int, int, int], queue.Queue[Any]] = defaultdict(queue.Queue)
+
+    def words(self, sender: int, receiver: int, tag: int) -> queue.Queue[Any]:
+        """What one rank says to another; under the lock, or both could make the queue, and wait on two."""
+        with self.changed:
+            return self._words[sender, receiver, tag]
 
 
 class Ticket:
@@ -111,12 +116,12 @@ class LocalControl:
     def send(self, value: Any, peer: int, tag: int) -> list[Any]:
         """Put a value where the peer looks for it."""
         self.described += 1
-        self.hub.words[self.rank, peer, tag].put(value)
+        self.hub.words(self.rank, peer, tag).put(value)
         return []
 
     def receive(self, peer: int, tag: int) -> Any:
         """Wait for it."""
-        return self.hub.words[peer, self.rank, tag].get(timeout=PATIENCE)
+        return self.hub.words(peer, self.rank, tag).get(timeout=PATIENCE)
 
 
 def on_threads(ranks: int, body: Callable[[int], Any]) -> list[Any]:
