@@ -33,6 +33,7 @@ POLL_SECONDS = 0.5
 COMPANIONS = {
     "deepspeed": (
         "deepspeed.runtime.zero.muon.original_muon",
+        "deepspeed.module_inject.auto_ep_layer",
         "deepspeed.ops.op_builder.all_ops",
         "torch.utils.cpp_extension",
         "cpuinfo",

@@ -31,7 +31,7 @@ def kept(pool: RankPool, size: int, backend: str) -> Iterator[Ranks]:
     reason = why_no_npu()
     if reason:
         pytest.skip(reason)
-    pool.preload("deepspeed")
+    pool.preload("deepspeed", "npu_plugins.pipeline.engine")
     with pool.world(size, backend) as world:
         yield Ranks(KeptWorld(world), size, backend)
 

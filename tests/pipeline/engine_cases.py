@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from tests.pipeline.models import WIDTH, Case, Whole, layers, loss_fn, train_whole
+from tests.pipeline.models import WIDTH, Case, Whole, drawn_from, layers, loss_fn, train_whole
 from tests.pipeline.running import make_engine, relative, train, use_cpu
 
 
@@ -23,8 +23,7 @@ class Spread(nn.Module):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with drawn_from(seed):
             self.linear = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -37,8 +36,7 @@ class Merge(nn.Module):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with drawn_from(seed):
             self.linear = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
