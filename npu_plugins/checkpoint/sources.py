@@ -49,6 +49,7 @@ def groups_for_any(settings: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str
     Args:
         settings: of all groups that were trained, in any order.
     """
+    settings = [{key: each[key] for key in each if key not in ("params", "param_names")} for each in settings]
     plain = [{key: _comparable(value) for key, value in each.items()} for each in settings]
     keys = {key for each in plain for key in each}
     differing = sorted(

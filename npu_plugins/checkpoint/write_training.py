@@ -19,9 +19,10 @@ from npu_plugins.checkpoint.state.index import STATE_FOLDER, Fragment, Parameter
 from npu_plugins.checkpoint.state.saving import NOT_SAVED
 from npu_plugins.checkpoint.state.values import plain
 from npu_plugins.checkpoint.streaming import SafetensorsWriter, TensorInfo
+from npu_plugins.checkpoint.torch_files import read_torch
 from npu_plugins.pipeline.checkpoints.division import Division
 
-TRAINER_STATE = "trainer_state.json"
+TRAINER_STATE, SCHEDULER = "trainer_state.json", "scheduler.pt"
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
@@ -33,7 +34,7 @@ def write_training(source: Source, folder: Path, origin: Path, max_file_bytes: i
     Args:
         source: with an optimizer's state.
         folder: exists; config.json and other small files are there.
-        origin: directory with config.json, whose ``trainer_state.json`` comes along.
+        origin: directory with config.json, whose ``trainer_state.json`` and scheduler come along.
         max_file_bytes: where a file ends.
 
     Returns:
@@ -51,6 +52,7 @@ def write_training(source: Source, folder: Path, origin: Path, max_file_bytes: i
         )
     write_hugging_face(source, folder, source.tensors, same_files=False, max_file_bytes=max_file_bytes)
     index = _index(source, optimizer, moments, max_file_bytes)
+    index.scheduler = _scheduler(source, origin)
     (folder / STATE_FOLDER).mkdir()
     for file, held in index.files().items():
         infos = {name: TensorInfo(DTYPES[code], shape) for name, (code, shape) in held.items()}
@@ -101,15 +103,14 @@ def _index(
             {},
             [Fragment(0, 0, info.numel, f"rank-{number:05d}.safetensors")],
         )
-    counters, scheduler = source.counters, source.counters.get("lr_scheduler")
+    counters = source.counters
     return StateIndex(
         Layout(),
         f"optimizer with {' and '.join(sorted({key for held in moments.values() for key in held}))}",
         [plain(_settings(optimizer), "a parameter group")],
         parameters,
         {key: int(counters[key]) for key in COUNTERS if key in counters},
-        None if scheduler is None else plain(scheduler, "the learning-rate scheduler's state"),
-        _loss_scale(optimizer),
+        loss_scale=_loss_scale(optimizer),
     )
 
 
@@ -126,6 +127,14 @@ def _loss_scale(optimizer: OptimizerState) -> dict[str, Any] | None:
         return None
     since = int(scaler.cur_iter - scaler.last_overflow_iter - 1)
     return {"scale": float(scaler.cur_scale), "since_overflow": since}
+
+
+def _scheduler(source: Source, origin: Path) -> dict[str, Any] | None:
+    """The state of the learning rate's scheduler: DeepSpeed's, or what the Trainer keeps beside its own."""
+    held = source.counters.get("lr_scheduler")
+    if held is None and (origin / SCHEDULER).is_file():
+        held = read_torch(origin / SCHEDULER)
+    return None if held is None else plain(dict(held), "the learning-rate scheduler's state")
 
 
 def _trainer_state(origin: Path, folder: Path, step: int) -> list[str]:
