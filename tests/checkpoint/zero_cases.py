@@ -186,9 +186,12 @@ def check_universal(folder: Path, case: Zero) -> None:
 
 
 def check_training(folder: Path, source: ZeroSource, case: Zero) -> None:
-    """The Trainer's form has the same bits, and the loss scale."""
-    made = convert(folder / "ds", folder / "training", "training")
+    """The Trainer's form has the same bits, the loss scale, and what the Trainer keeps beside the model."""
+    torch.save({"last_epoch": 2, "_last_lr": [1e-3]}, folder / "ds" / "scheduler.pt")
+    made = convert(folder / "ds", folder / "alone", "training")
     assert [note.partition(":")[0] for note in made.notes] == [f"{folder / 'ds'} has no trainer_state.json"]
+    (folder / "ds" / "trainer_state.json").write_text('{"global_step": 2}')
+    assert convert(folder / "ds", folder / "training", "training").notes == []
     assert verify(folder / "training") == []
     found = TrainingSource(folder / "training")
     assert found.tensors == source.tensors
@@ -199,6 +202,8 @@ def check_training(folder: Path, source: ZeroSource, case: Zero) -> None:
         assert all(torch.equal(held[key], wanted[key]) for key in wanted), name
     assert (found.index.loss_scale is not None) == (case.precision == "fp16")
     assert found.index.counters["global_steps"] == 2
+    assert found.index.scheduler == {"last_epoch": 2, "_last_lr": [1e-3]}
+    assert (folder / "training" / "trainer_state.json").is_file()
 
 
 def from_weights(backend: str, stage: int, directory: str) -> None:
