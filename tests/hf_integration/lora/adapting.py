@@ -112,3 +112,16 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     return load_file(folder / "adapter_model.safetensors")
+
+
+def logits_sum(model: Any, device: Any = "cpu") -> float:
+    """Return the sum of what a model makes of a sequence, without signs."""
+    model.eval()  # which DeepSpeed's engine does not return
+    with torch.no_grad():
+        return float(model(input_ids=torch.arange(3, 15, device=device)[None]).logits.abs().sum())
+
+
+def merged_under_zero3(trainer: Any) -> float:
+    """Save the merged model where no rank has whole weights, and look at what is trained."""
+    trainer.save_merged_model(f"{trainer.args.output_dir}/merged")
+    return logits_sum(trainer.deepspeed, trainer.args.device)

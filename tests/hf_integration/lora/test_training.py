@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
+from hf_integration.errors import TrainingInputError
 from tests.hf_integration.divided import Record, Run, train, train_on_rank
 from tests.hf_integration.lora.adapting import (
     PlainPeft,
     adapting,
     given_a_peft_model,
     loaded,
+    logits_sum,
     loss_of,
+    merged_under_zero3,
     saved,
     saved_and_merged,
     sums,
@@ -116,3 +119,28 @@ def test_dropout_is_alike_where_inputs_are_and_repeated_by_recomputation(four: R
     for first, second in ((plain[0].after, plain[1].after), (plain[2].after, plain[3].after)):
         whole = {name for name in first if ("c_proj" in name) == (".lora_B." in name)}
         assert {name for name in first if first[name] == second[name]} == whole
+
+
+@pytest.mark.npu
+def test_weights_that_zero3_has_divided_are_merged_whole(four: Ranks, tmp_path: Path) -> None:
+    run = adapting("llama", flags={"zero_stage": 3}, steps=2, after=merged_under_zero3)
+    records = four.run(train_on_rank, run.at(1, 1, 4), tmp_path, "hccl", timeout=250)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert logits_sum(merged) == pytest.approx(records[0].after, rel=TOLERANCE)
+
+
+def refusal_on_rank(run: Run, folder: Path) -> str:
+    """Return why a run is refused on this rank."""
+    with pytest.raises(TrainingInputError) as caught:
+        train_on_rank(run, folder, "hccl")
+    return str(caught.value)
+
+
+@pytest.mark.npu
+def test_a_pipeline_rank_with_nothing_to_train_is_refused_on_all(four: Ranks, tmp_path: Path) -> None:
+    settings = {"target_modules": ["c_fc"], "layers_to_transform": [0]}
+    run = adapting("gpt2", settings).at(1, 2, 2)
+    for message in four.run(refusal_on_rank, run, tmp_path, timeout=250):
+        assert message.startswith(
+            "pipeline rank 1 of 2 has no layer with an adapter, and so nothing to train"
+        )
