@@ -1,4 +1,4 @@
-"""The examples are programs as those of `hf_integration`, and need what its tests need before transformers."""
+"""The examples are programs like those of `hf_integration`, and import transformers as its tests do."""
 
 from __future__ import annotations
 
