@@ -73,10 +73,15 @@ class Compiler:
         return flags
 
     def _compile_all(self, jobs: Sequence[tuple[Path, bool, Path]]) -> None:
+        if not jobs:  # what is compiled already has only to be linked
+            return
         from tqdm import tqdm  # only a build needs it; a warm start must not pay for its import
 
+        class Bar(tqdm):
+            monitor_interval = 0  # no thread stays behind, with which a process could not be forked safely
+
         started = time.monotonic()
-        bar = tqdm(
+        bar = Bar(
             total=len(jobs), desc="npu-plugins: building the NPU simulator", unit="file", file=sys.stderr
         )
         pool = ThreadPoolExecutor(_parallel_jobs())
@@ -88,8 +93,7 @@ class Compiler:
         finally:
             pool.shutdown(cancel_futures=True)
             bar.close()
-        if jobs:
-            print(f"npu-plugins: compiled in {time.monotonic() - started:.0f} s.", file=sys.stderr)
+        print(f"npu-plugins: compiled in {time.monotonic() - started:.0f} s.", file=sys.stderr)
 
     def _compile(self, source: Path, uses_torch: bool, target: Path) -> str:
         unfinished = self.work / target.name

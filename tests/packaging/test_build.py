@@ -55,6 +55,16 @@ def test_libraries_work_and_find_each_other(cache: Path, csrc: Path) -> None:
     assert ranks_said_by(built) == "8"
 
 
+def test_a_build_leaves_no_thread_behind(cache: Path, csrc: Path) -> None:
+    """A process with a second thread cannot be forked safely, and the tests' ranks are forked."""
+    code = (
+        "import sys, threading; from pathlib import Path;"
+        "from npu_plugins.simulator.build import ensure_built;"
+        "ensure_built(Path(sys.argv[1]), Path(sys.argv[2])); print(threading.active_count())"
+    )
+    assert run_python("-c", code, str(cache), str(csrc)).stdout.strip() == "1"
+
+
 def test_warm_start_runs_no_compiler(cache: Path, csrc: Path, recording: Path) -> None:
     first = ensure_built(cache, csrc)
     assert compiled(recording) == ALL
