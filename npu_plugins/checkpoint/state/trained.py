@@ -192,19 +192,12 @@ class Trained:
 
 def _plain(name: str) -> str:
     """Return what a model without adapters calls a parameter of peft's; other names are left as they are."""
-    return name.removeprefix(PEFT_PREFIX).replace(".base_layer.", ".")
+    return name.removeprefix(PEFT_PREFIX).replace(PEFT_BASE, ".")
 
 
 def local_shape(parameter: nn.Parameter) -> tuple[int, ...]:
     """Return the shape of a parameter on this tensor-parallel rank, also where ZeRO-3 has divided it."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
-
-
-def _without_peft(name: str) -> str:
-    """Return the name that the plain model gives a tensor, as a divided model with adapters has it."""
-    if not name.startswith(PEFT_PREFIX):
-        return name
-    return name.removeprefix(PEFT_PREFIX).replace(PEFT_BASE, ".")
 
 
 def _name(names: dict[int, str], parameter: nn.Parameter) -> str:
