@@ -65,10 +65,11 @@ class TrainingSource:
     @cached_property
     def optimizer(self) -> OptimizerState | None:
         """Of the optimizer; None where it has no state yet."""
-        states = self.index.parameters.values()
-        step = next((state.scalars["step"] for state in states if "step" in state.scalars), None)
-        if not states or step is None:
+        states = self.index.parameters
+        if not any(states[name].scalars or self.moments_of(name) for name in states):
             return None
+        # Some optimizers, such as SGD with momentum, count no steps.
+        step = next((each.scalars["step"] for each in states.values() if "step" in each.scalars), 0)
         groups, notes = groups_for_any([restored(each) for each in self.index.settings])
         if self.index.loss_scale is not None:
             notes += ("the dynamic loss scale begins anew",)

@@ -140,6 +140,12 @@ def write_universal(source: Source, directory: Path) -> list[str]:
             zero = torch.zeros_like(weight)
             moments = dict.fromkeys(MOMENTS, zero)
         for key, value in moments.items():
+            if value.shape != weight.shape:
+                raise CheckpointError(
+                    f"{key} of {name} in {source.directory} has shape {list(value.shape)}, but a universal "
+                    f"checkpoint has a number for each element of {list(weight.shape)}; convert the weights "
+                    "alone, to hf"
+                )
             _save({PARAM: value}, folder / f"{key}.pt")
         if moments:
             _save(torch.tensor(0.0) if optimizer is None else optimizer.step, folder / "step.pt")
@@ -190,7 +196,11 @@ def _write_states(source: Source, directory: Path) -> None:
 def _save(content: Any, file: Path) -> None:
     if isinstance(content, dict):
         content = {key: _alone(value) for key, value in content.items()}
-    torch.save(content, file)
+    try:
+        torch.save(content, file)
+    except RuntimeError as error:  # so torch says that a disk is full
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{file} cannot be written: {reason}; make room or mend that") from error
 
 
 def _alone(value: Any) -> Any:

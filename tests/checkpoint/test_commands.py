@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,19 @@ def test_converting_says_what_was_left_out(tmp_path: Path, capsys: Captured) -> 
     assert torch.equal(held["w"], torch.arange(8.0).reshape(4, 2))
     assert torch.equal(held["table"], torch.arange(3))
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_a_full_disk_is_told_in_a_sentence(tmp_path: Path, capsys: Captured) -> None:
+    model = hugging_face(tmp_path / "model")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
+    try:
+        status, _, err = run(capsys, "convert", model, tmp_path / "out", "--to", "universal")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert status == 1
+    assert "fp32.pt cannot be written: " in err
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_without_zero_the_weights_are_the_models_own(tmp_path: Path, capsys: Captured) -> None:

@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 from ds_configs.errors import DsConfigError
 from ds_configs.parallel import ParallelConfig
 from npu_plugins.checkpoint.errors import CheckpointError
-from npu_plugins.checkpoint.files import check_inside
+from npu_plugins.checkpoint.files import DTYPES, check_inside
 from npu_plugins.checkpoint.manifest import Layout
 from npu_plugins.pipeline.checkpoints.division import Division
 from npu_plugins.tensor_parallel.errors import TensorParallelError
@@ -187,6 +187,9 @@ class StateIndex:
         for name, state in parameters.items():
             if not 0 <= state.settings < len(settings):
                 raise ValueError(f"{name} has settings {state.settings} of {len(settings)}")
+            for code in (*state.tensors.values(), *(dtype for dtype, _ in state.others.values())):
+                if code not in DTYPES:
+                    raise ValueError(f"{name} has dtype {code!r}, which is none of {', '.join(DTYPES)}")
         return cls(
             Layout(ParallelConfig(**degrees), stage),
             str(body["optimizer"]),

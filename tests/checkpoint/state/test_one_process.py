@@ -22,6 +22,8 @@ from npu_plugins.checkpoint.state import (
     load_training_state,
     save_training_state,
 )
+from npu_plugins.checkpoint.training import TrainingSource
+from npu_plugins.checkpoint.universal import write_universal
 
 OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]]], torch.optim.Optimizer]] = {
     "AdamW": lambda groups: torch.optim.AdamW(groups, lr=0.1, amsgrad=True),
@@ -169,6 +171,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         _edit(lambda body: body["parameters"]["scale"].update(settings=7)),
         "scale has settings 7 of 2",
     ),
+    "unknown dtype": (
+        _edit(lambda body: body["parameters"]["scale"]["tensors"].update(exp_avg="F7")),
+        "index.json cannot be read, .* scale has dtype 'F7', which is none of F64, F32",
+    ),
 }
 
 
@@ -231,6 +237,28 @@ def test_state_of_another_model_or_optimizer_is_refused(kind: str, tmp_path: Pat
     save(job, tmp_path)
     with pytest.raises(CheckpointError, match=message):
         load_training_state(make(), tmp_path)
+
+
+def test_an_optimizer_that_counts_no_steps_can_be_converted_too(tmp_path: Path) -> None:
+    job = trained(1, "SGD")
+    save(job, tmp_path)
+    assert TrainingSource(tmp_path).optimizer is None, "it has not begun"
+    train(job, range(2))
+    save(job, tmp_path)
+    source = TrainingSource(tmp_path)
+    assert source.optimizer is not None
+    assert float(source.optimizer.step) == 0
+    assert source.optimizer.groups[0]["momentum"] == 0.9
+    momentum = job.optimizer.state[job.module.first.weight]["momentum_buffer"]
+    assert torch.equal(source.moments("first.weight")["momentum_buffer"], momentum)
+
+
+def test_an_optimizer_without_a_number_for_each_element_does_not_become_universal(tmp_path: Path) -> None:
+    job = trained(1, "Adafactor")
+    train(job, range(1))
+    save(job, tmp_path)
+    with pytest.raises(CheckpointError, match=r"_var of \w+\.weight .* has shape \[\d, \d\], but"):
+        write_universal(TrainingSource(tmp_path), tmp_path / "universal")
 
 
 def test_whether_there_is_a_state(tmp_path: Path) -> None:
