@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
@@ -150,14 +149,14 @@ def _write(
         try:
             directory.mkdir(parents=True, exist_ok=True)
             save_file(full, directory / file, dict(layout.metadata[file] or {}) or None)
-        except (OSError, SafetensorError) as error:
+        except Exception as error:  # whatever it is, the other ranks wait for this one and are told
             problem = error
     if writes and problem is None:
         try:
             if layout.index is not None:
                 (directory / INDEX_FILE).write_text(layout.index, encoding="utf-8")
             _write_small(parts, directory, source)
-        except OSError as error:
+        except Exception as error:  # transformers raises what it likes, for settings of generation above all
             problem = error
     return problem
 
@@ -208,6 +207,6 @@ def agree(problem: Exception | None, mesh: ProcessMesh, directory: Path) -> None
         if group is not None:
             dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=group)
     if problem is not None:
-        raise CheckpointError(f"{directory} cannot be written: {problem}") from problem
+        raise CheckpointError(f"{directory} cannot be written: {' '.join(str(problem).split())}") from problem
     if failed.item():
         raise CheckpointError(f"{directory} could not be written by the first rank; its message says why")

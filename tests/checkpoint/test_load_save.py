@@ -155,6 +155,8 @@ def check_saving(mesh: Any) -> None:
         r"cannot be written" if mesh.rank("tp") == mesh.rank("dp") == 0 else r"could not be written by the"
     )
     refused(message, lambda: save_hf(model, mesh, folder / "file"))
+    model.generation_config.temperature = 0.5  # transformers does not write it without do_sample
+    refused(message, lambda: save_hf(model, mesh, folder / "generation"))
     model.model.norm.weight.data = torch.empty(0)  # as ZeRO-3 leaves a parameter
     model.model.norm.weight.ds_numel = 32
     refused(r"model\.norm\.weight is divided by ZeRO-3 .*GatheredParameters",
