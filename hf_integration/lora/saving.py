@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from peft import PeftModel, get_peft_model
 from peft.tuners.lora import Linear
-from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -48,7 +47,7 @@ def save_adapters(module: nn.Module, lora: Lora, mesh: ProcessMesh, directory: s
             try:
                 state = {name: each.contiguous().cpu() for name, each in whole.items() if each is not None}
                 _write(parts.model, lora, state, directory)
-            except (OSError, SafetensorError) as error:
+            except Exception as error:  # whatever it is, the other ranks wait for this one and are told
                 problem = error
     agree(problem, mesh, directory)
 
@@ -122,6 +121,11 @@ def merged_state(model: PeftModel, state: dict[str, torch.Tensor]) -> dict[str, 
 
 def _merge(path: str, layer: Linear, state: dict[str, torch.Tensor]) -> None:
     names = [name for name in state if name.startswith(f"{path}.")]
+    if len(layer.lora_A) != 1:
+        raise TrainingInputError(
+            f"{path} has adapters {', '.join(layer.lora_A)}, but one is merged; delete the others "
+            "(delete_adapter), or merge them with peft"
+        )
     (adapter,) = layer.lora_A
     down = state.pop(f"{path}.lora_A.{adapter}.weight")
     up = state.pop(f"{path}.lora_B.{adapter}.weight")

@@ -12,6 +12,7 @@ from transformers import set_seed
 
 from hf_integration.errors import TrainingInputError
 from hf_integration.lora.adapters import take_apart, wrap
+from hf_integration.lora.saving import merged_state
 from tests.hf_integration.divided import make_model
 from tests.hf_integration.lora.adapting import lora
 
@@ -132,3 +133,9 @@ def test_a_configuration_that_peft_refuses() -> None:
 def test_adapters_given_twice() -> None:
     with pytest.raises(TrainingInputError, match="model is a PeftModel, .* but peft_config asks for others"):
         wrap(real("llama"), lora("llama"), SEED)
+
+
+def test_of_two_adapters_none_is_merged() -> None:
+    model = two_adapters()
+    with pytest.raises(TrainingInputError, match="q_proj has adapters default, other, but one is merged"):
+        merged_state(model, model.state_dict())
