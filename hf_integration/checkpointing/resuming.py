@@ -13,9 +13,10 @@ from transformers.trainer import TRAINER_STATE_NAME
 from hf_integration.errors import TrainingInputError
 from npu_plugins.checkpoint import Layout, Manifest, find_faults, model_digest
 from npu_plugins.checkpoint.atomic import steps_in
-from npu_plugins.checkpoint.manifest import MANIFEST_FILE
+from npu_plugins.checkpoint.manifest import MANIFEST_FILE, model_content
 from npu_plugins.checkpoint.ranks import Ranks
 from npu_plugins.checkpoint.state import holds_state
+from npu_plugins.checkpoint.torch_files import damage
 from npu_plugins.comm import ProcessMesh
 
 _MOST_DIFFERENCES = 3
@@ -106,7 +107,7 @@ def _fault(path: Path, job: Job) -> str | None:
         if not faults:
             return None
         return faults[0] + (f" (and {len(faults) - 1} more faults)" if len(faults) > 1 else "")
-    return ranks.first(_fault_of_plain(path))
+    return ranks.first(None if ranks.rank else _fault_of_plain(path))
 
 
 def _fault_of_plain(path: Path) -> str | None:
@@ -118,6 +119,26 @@ def _fault_of_plain(path: Path) -> str | None:
         return f"{TRAINER_STATE_NAME} is missing"
     except (OSError, ValueError) as error:
         return f"{TRAINER_STATE_NAME} cannot be read ({type(error).__name__}: {error})"
+    return _fault_of_deepspeed(path)
+
+
+def _fault_of_deepspeed(path: Path) -> str | None:
+    """Say what is wrong with DeepSpeed's own files in such a checkpoint.
+
+    They are read through beforehand: DeepSpeed (0.19.8) unpickles whatever is in them.
+    """
+    names = {each.name for each in path.glob("global_step*")}  # by which transformers finds them
+    if not names:
+        return None
+    for latest in ("latest", "latest_universal"):
+        if (path / latest).is_file():
+            tag = (path / latest).read_text(encoding="utf-8", errors="replace").strip()
+            if tag not in names:
+                return f"{latest} names {tag!r}, which is none of {', '.join(sorted(names))}"
+    for file in sorted(file for name in names for file in (path / name).rglob("*.pt")):
+        problem = damage(file)
+        if problem is not None:
+            return f"{file.relative_to(path).as_posix()} {problem}"
     return None
 
 
@@ -144,31 +165,26 @@ def _check_fits(path: Path, job: Job) -> None:
 
 
 def identity(config: Any) -> str:
-    """Return the identity of a model in manifests: a digest of what its weights' shapes and meaning hang on.
+    """Return the identity of a model in manifests.
 
     Args:
-        config: the model's, or the name of its class where it has none. Dropout is a setting of training, and
-            the Trainer sets the ids of special tokens after the tokenizer's.
+        config: the model's, or the name of its class where it has none.
     """
-    return model_digest(_content(config))
+    return model_digest(_mapping(config))
 
 
-def _content(config: Any) -> dict[str, Any]:
-    if isinstance(config, str):
-        return {"class": config}
-    told = config.to_dict() if hasattr(config, "to_dict") else dict(config)
-    return {key: value for key, value in told.items() if not key.endswith("_token_id") and "drop" not in key}
+def _mapping(config: Any) -> Any:
+    return {"class": config} if isinstance(config, str) else config
 
 
 def _differences(path: Path, config: Any) -> str:
     """Say in what the configuration beside the weights differs from this one, "" if it cannot be known."""
     try:
-        there = _content(json.loads((path / "config.json").read_text(encoding="utf-8")))
+        there = model_content(json.loads((path / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return ""
-    here = json.loads(json.dumps(_content(config), default=str))
-    skipped = {"transformers_version", "dtype", "use_cache", "architectures", "_name_or_path"}
-    keys = [key for key in there if key in here and key not in skipped and there[key] != here[key]]
+    here = json.loads(json.dumps(model_content(_mapping(config)), default=str))
+    keys = [key for key in there if key in here and there[key] != here[key]]
     if not keys:
         return ""
     told = [f"{key} is {there[key]!r} there and {here[key]!r} here" for key in keys[:_MOST_DIFFERENCES]]

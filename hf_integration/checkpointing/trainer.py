@@ -91,8 +91,8 @@ class CheckpointingTrainer(Trainer):
     def _layout(self) -> Layout:
         mesh = self._everyone()
         config: Any = self.parallel.config
-        if not self.parallel.divides:
-            config = getattr(getattr(self.args, "hf_deepspeed_config", None), "config", None)
+        if not self.parallel.divides and self.is_deepspeed_enabled:  # by a flag, or by accelerate launch
+            config = self.accelerator.state.deepspeed_plugin.deepspeed_config
         stage = ((config or {}).get("zero_optimization") or {}).get("stage", 0)
         return Layout(ParallelConfig() if mesh is None else mesh.config, int(stage))
 
@@ -184,7 +184,7 @@ class CheckpointingTrainer(Trainer):
 
     def _load_best_model(self) -> None:
         best = Path(str(self.state.best_model_checkpoint))
-        if (best / MANIFEST_FILE).is_file():
+        if (best / MANIFEST_FILE).is_file() or self.is_deepspeed_enabled:
             refuse_damaged(best, self._job())
         if holds_state(best) and (self.parallel.divides or self.is_deepspeed_enabled):
             load_state(*self._state(best))

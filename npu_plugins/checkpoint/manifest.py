@@ -197,18 +197,28 @@ def record(file: Path, *, sync: bool = False) -> FileRecord:
 
 
 def model_digest(config: Any) -> str:
-    """Return the identity of a model: a digest of its configuration.
+    """Return the identity of a model: a digest of `model_content`.
 
     Args:
-        config: a Hugging Face configuration, or any mapping that JSON holds. What does not change the
-            weights' shapes or meaning is left out: name, versions, dtype, caching, the kind of attention
-            kernel, and what is set for training: dropout, and the ids of special tokens.
+        config: a Hugging Face configuration, or any mapping that JSON holds.
+    """
+    return _digest(model_content(config))
+
+
+def model_content(config: Any) -> dict[str, Any]:
+    """Return what of a configuration makes another model of it.
+
+    What does not change the weights' shapes or meaning is left out: name, versions, dtype, caching, the kind
+    of attention kernel, and what is set for training: dropout, and the ids of special tokens.
+
+    Args:
+        config: a Hugging Face configuration, or any mapping.
     """
     content = dict(config.to_dict() if hasattr(config, "to_dict") else config)
     for key in _NOT_IDENTITY:
         content.pop(key, None)
     names = [key for key in content if not key.startswith("_") and not key.endswith("_token_id")]
-    return _digest({key: content[key] for key in names if "drop" not in key})
+    return {key: content[key] for key in names if "drop" not in key}
 
 
 _NOT_IDENTITY = (

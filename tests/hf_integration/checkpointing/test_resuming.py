@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig
 
 from ds_configs.parallel import ParallelConfig
 from hf_integration.checkpointing.resuming import Job, find_checkpoint, identity
 from hf_integration.errors import TrainingInputError
 from npu_plugins.checkpoint import Layout, save_checkpoint
+from tests.checkpoint.test_torch_files import malicious
 
 CONFIG = AutoConfig.for_model("llama", vocab_size=64, hidden_size=32)
 
@@ -156,3 +158,18 @@ def test_checkpoint_of_plain_trainer_does_for_an_undivided_model(job: Job) -> No
     assert "trainer_state.json cannot be read" in refusal(path, job)
     (path / "trainer_state.json").unlink()
     assert "trainer_state.json is missing" in refusal(path, job)
+
+
+def test_files_of_deepspeed_are_read_through_before_it_unpickles_them(job: Job, tmp_path: Path) -> None:
+    path = save_plain(job.directory, 3)
+    file, mark = path / "global_step3" / "mp_rank_00_model_states.pt", tmp_path / "it-ran"
+    file.parent.mkdir()
+    torch.save({"module": {"w": torch.zeros(2)}}, file)
+    (path / "latest").write_text("global_step3", encoding="utf-8")
+    assert find_checkpoint(path, job) == path
+    (path / "latest").write_text("../elsewhere", encoding="utf-8")
+    assert "latest names '../elsewhere', which is none of global_step3" in refusal(path, job)
+    (path / "latest").write_text("global_step3", encoding="utf-8")
+    malicious(file, mark)
+    assert "global_step3/mp_rank_00_model_states.pt holds more than tensors and plain" in refusal(path, job)
+    assert not mark.exists()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from transformers import Trainer, TrainerCallback
 
+from hf_integration.checkpointing.trainer import CheckpointingTrainer
 from hf_integration.errors import TrainingInputError
 from hf_integration.npu_trainer import NpuTrainer
-from npu_plugins.checkpoint import find_faults
+from hf_integration.parallel_settings import ParallelSettings
+from npu_plugins.checkpoint import Layout, find_faults
 from tests.hf_integration.checkpointing.test_trainer import Terminate, after_step
 from tests.hf_integration.divided import Run, train
 
@@ -110,3 +113,15 @@ def test_just_in_time_checkpoints_are_ours(tmp_path: Path) -> None:
     args = replace(RUN, flags={"enable_jit_checkpoint": True, "save_on_sigterm": False})
     found = args.arguments(tmp_path, use_cpu=True)
     assert (found.save_on_sigterm, found.enable_jit_checkpoint) == (True, False)
+
+
+def test_stage_of_zero_is_that_of_accelerate_s_plugin_whoever_made_it() -> None:
+    """Under ``accelerate launch`` the arguments have no DeepSpeed configuration."""
+    plugin = SimpleNamespace(deepspeed_config={"zero_optimization": {"stage": 2}})
+    trainer: Any = SimpleNamespace(
+        parallel=ParallelSettings(),
+        is_deepspeed_enabled=True,
+        accelerator=SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin)),
+        _everyone=lambda: None,
+    )
+    assert CheckpointingTrainer._layout(trainer) == Layout(zero_stage=2)
