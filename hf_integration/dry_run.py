@@ -85,7 +85,7 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Return the memory of each pipeline stage's rank by the model of `ds-config memory`."""
     pipelined = args.parallel_config.pp > 1
-    recomputed = settings.recomputed_layers > 0 if pipelined else bool(args.activation_checkpointing)
+    recomputed = settings.recomputed_layers > 0 if pipelined else bool(args.gradient_checkpointing)
     chunks = chunks_of(settings.schedule, settings.virtual_stages)
     job = job_of_settings(
         config,

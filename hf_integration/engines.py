@@ -66,7 +66,7 @@ def engine_config(
         config["gradient_clipping"] = math.inf  # which only measures, for the log
     config.setdefault("steps_per_print", sys.maxsize)
     config["zero_allow_untested_optimizer"] = True
-    if settings.pp > 1 and args.activation_checkpointing:
+    if settings.pp > 1 and args.gradient_checkpointing:
         config["pipeline"].setdefault("recomputation", "full")
     return config
 

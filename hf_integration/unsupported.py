@@ -80,14 +80,15 @@ def _check_loading(args: TrainingArguments) -> None:
 
 def _check_recomputation(args: Any) -> None:
     """HF's recomputation becomes the pipeline's, which knows no further settings of it."""
-    if not args.activation_checkpointing or args.parallel.pp == 1:
+    # By the older names, the only ones in transformers 5.20; later releases let them mirror the new ones.
+    if not args.gradient_checkpointing or args.parallel.pp == 1:
         return
-    settings = dict(args.activation_checkpointing_kwargs or {})
+    settings = dict(args.gradient_checkpointing_kwargs or {})
     if settings.pop("use_reentrant", False):
         _refuse("use_reentrant", True, "loses gradients in a pipeline; leave it out or set it to false")
     if settings:
         _refuse(
-            "activation_checkpointing_kwargs", settings, "is for a whole model; give --recomputation instead"
+            "gradient_checkpointing_kwargs", settings, "is for a whole model; give --recomputation instead"
         )
 
 

@@ -50,3 +50,14 @@ def test_accelerate_s_own_ways_to_deal_batches(name: str, value: bool, tmp_path:
 
 def test_the_defaults_are_taken(tmp_path: Path) -> None:
     check_arguments(arguments(tmp_path))
+
+
+def test_recomputation_is_read_by_names_that_transformers_5_20_has_too(tmp_path: Path) -> None:
+    args = arguments(
+        tmp_path, gradient_checkpointing=True, gradient_checkpointing_kwargs={"every_n_layers": 2}
+    )
+    args.parallel = ParallelSettings(pp=2)
+    for name in ("activation_checkpointing", "activation_checkpointing_kwargs"):
+        vars(args).pop(name, None)
+    with pytest.raises(TrainingInputError, match="gradient_checkpointing_kwargs is {'every_n_layers': 2}"):
+        check_arguments(args)
