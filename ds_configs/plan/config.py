@@ -74,11 +74,12 @@ def reserve(request: PlanRequest, candidate: Candidate) -> int:
 def ds_config(request: PlanRequest, candidate: Candidate) -> tuple[dict[str, Any], list[str]]:
     """Return the configuration that runs ``candidate``, and what its user must know beside it.
 
-    For ZeRO and AutoTP the file suits HF's Trainer, which fills in the optimizer's numbers; a pipeline has
-    its own program, so that every value is a value there and the program brings its optimizer.
+    For ZeRO and AutoTP the file suits HF's Trainer, which fills in the optimizer's numbers; a pipeline, and
+    npu_plugins' tensor parallelism, has its own program, so that every value is a value there and the program
+    brings its optimizer.
     """
     job = candidate.job
-    hf = job.parallel.pp == 1 and candidate.engine.today
+    hf = _by_trainer(candidate)
     zero = {
         key: value
         for key, value in zero_keys(job.stage, request.dtype, job.shape.hidden).items()
@@ -94,6 +95,7 @@ def ds_config(request: PlanRequest, candidate: Candidate) -> tuple[dict[str, Any
         tp=job.parallel.tp,
         tp_by="autotp" if hf else "mpu" if job.parallel.tp > 1 else "autotp",
         pp=job.parallel.pp,
+        pipeline=_own_pipeline(candidate),
         hidden=job.shape.hidden,
         clipping=None if _cannot_clip(request, candidate) else "auto",
         optimizer="AdamW" if hf else None,
@@ -105,22 +107,42 @@ def ds_config(request: PlanRequest, candidate: Candidate) -> tuple[dict[str, Any
     return generate(asked), [*_program_notes(request, candidate), *notes(asked)]
 
 
+def _by_trainer(candidate: Candidate) -> bool:
+    """Whether HF's Trainer runs it with the file alone."""
+    return candidate.job.parallel.pp == 1 and not candidate.engine.own
+
+
+def _own_pipeline(candidate: Candidate) -> dict[str, Any]:
+    """Return what npu_plugins' pipeline reads of the section ``pipeline`` besides the stages."""
+    job = candidate.job
+    if job.parallel.pp == 1 or not candidate.engine.own:
+        return {}
+    chunks = {"virtual_stages": job.virtual_stages} if job.schedule == "interleaved" else {}
+    return {"schedule": job.schedule, **chunks, "recomputation": job.recomputation}
+
+
 def _cannot_clip(request: PlanRequest, candidate: Candidate) -> bool:
     """At stage 0 DeepSpeed 0.19.8 clips an fp32 pipeline by its first stage's gradients alone."""
-    job = candidate.job
-    return request.dtype == "fp32" and job.parallel.pp > 1 and job.stage == 0
+    job, deepspeed = candidate.job, not candidate.engine.own
+    return deepspeed and request.dtype == "fp32" and job.parallel.pp > 1 and job.stage == 0
 
 
 def _program_notes(request: PlanRequest, candidate: Candidate) -> list[str]:
-    """Say what the file cannot: an engine still to come, and what a pipeline's program must do itself."""
+    """Say what the file cannot: an engine still to come, and what a program of one's own must do itself."""
     found = []
     if not candidate.engine.today:
         found.append(f"the command needs {candidate.engine.name}")
+    if candidate.job.parallel.sequence_parallel:
+        found.append(
+            "sequence parallelism takes a model of npu_plugins.tensor_parallel's layers; without it "
+            "hf_integration/train.py --tensor_model_parallel_size divides Hugging Face models, whose "
+            "activations are larger"
+        )
     if "nvme" in (candidate.job.offload_optimizer, candidate.job.offload_param):
         found.append(f"nvme_path is {NVME_PATH}; name your drive's folder there")
     if candidate.job.parallel.pp > 1:
         found.append("planned for as many layers a stage: PipelineModule's partition_method='type:LAYER'")
-    if candidate.job.recomputation == "full" and candidate.job.parallel.pp > 1:
+    if candidate.job.recomputation == "full" and candidate.job.parallel.pp > 1 and not candidate.engine.own:
         found.append("full recomputation is PipelineModule's activation_checkpoint_interval=1")
     if candidate.job.shape.moe is not None and candidate.job.stage == 3:
         found.append(
@@ -140,7 +162,7 @@ def launch_command(request: PlanRequest, candidate: Candidate, script: str, conf
     else:
         words = ["deepspeed", "--hostfile hostfile", f"--num_nodes {request.nodes}", f"--num_gpus {node}"]
     words += [script, f"--deepspeed {config_file}"]
-    if job.parallel.pp == 1 and candidate.engine.today:
+    if _by_trainer(candidate):
         words.append(f"--per_device_train_batch_size {job.micro_batch}")
         words.append(f"--gradient_accumulation_steps {job.micro_batches}")
         words += [] if request.dtype == "fp32" else [f"--{request.dtype}"]

@@ -14,13 +14,15 @@ class Engine:
 
     name: str
     today: bool
-    """False: npu_plugins' own, which is still to come."""
+    """False: it is still to come."""
     stages: tuple[int, ...]
     """ZeRO stages it works with."""
     schedules: tuple[str, ...] = ("1f1b",)
     sequence_parallel: bool = False
     vocab_parallel: bool = True
     offload: bool = False
+    own: bool = False
+    """Whether it is npu_plugins', and not DeepSpeed's."""
 
 
 # DeepSpeed 0.19.8: AutoTP works with every stage (engine.py:947), PipelineModule with 0 and 1
@@ -28,16 +30,17 @@ class Engine:
 ZERO = Engine("DeepSpeed ZeRO", True, (0, 1, 2, 3), offload=True)
 AUTOTP = Engine("DeepSpeed AutoTP", True, (0, 1, 2, 3), vocab_parallel=False)
 PIPELINE = Engine("DeepSpeed PipelineModule", True, (0, 1))
-OWN_PIPELINE = Engine("npu_plugins pipeline (to come)", False, (0, 1), ("zb-h1", "zb-v", "interleaved"))
-OWN_TP = Engine("npu_plugins tensor parallelism (to come)", False, (0, 1), sequence_parallel=True)
+OWN_PIPELINE = Engine("npu_plugins pipeline", True, (0, 1), ("zb-h1", "zb-v", "interleaved"), own=True)
+OWN_TP = Engine("npu_plugins tensor parallelism", True, (0, 1), sequence_parallel=True, own=True)
 OWN_TP_PP = Engine(
-    "npu_plugins tensor and pipeline parallelism (to come)",
-    False,
+    "npu_plugins tensor and pipeline parallelism",
+    True,
     (0, 1),
     ("1f1b", "zb-h1", "zb-v", "interleaved"),
     sequence_parallel=True,
+    own=True,
 )
-OWN_EP = Engine("npu_plugins expert parallelism (to come)", False, (0, 1, 2))
+OWN_EP = Engine("npu_plugins expert parallelism (to come)", False, (0, 1, 2), own=True)
 
 
 def engines_for(shape: ModelShape, parallel: ParallelConfig) -> list[Engine]:

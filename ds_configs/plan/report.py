@@ -174,7 +174,9 @@ def _losers(plan: Plan) -> list[str]:
 
 
 def _label(candidate: Candidate) -> str:
-    return candidate.family + ("" if candidate.engine.today else " (to come)")
+    engine = candidate.engine
+    whose = " (npu_plugins)" if engine.own else ""
+    return candidate.family + (whose if engine.today else " (to come)")
 
 
 def _seconds(value: float) -> str:

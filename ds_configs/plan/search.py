@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ds_configs.errors import DsConfigError
 from ds_configs.memory import MemoryEstimate, estimate
@@ -88,11 +89,11 @@ def plan(request: PlanRequest) -> Plan:
     Raises:
         DsConfigError: no strategy divides the cards, the model and the batch, whatever the memory.
     """
-    families: dict[str, list[tuple[float, int, Candidate, StepTime]]] = defaultdict(list)
+    families: dict[_Kind, list[tuple[float, int, Candidate, StepTime]]] = defaultdict(list)
     count = 0
     for candidate in candidates(request):
         time = step_time(candidate.job, request.hardware)
-        families[_key(candidate)].append((time.total, count, candidate, time))
+        families[_kind(candidate)].append((time.total, count, candidate, time))
         count += 1
     if not count:
         raise DsConfigError(
@@ -100,13 +101,13 @@ def plan(request: PlanRequest) -> Plan:
             f"{request.global_batch}; use a batch that is a multiple of {request.npus}"
         )
     fits, misses = [], []
-    for name in sorted(families, key=_rank):
-        proposal, miss = _best_of(request, sorted(families[name], key=lambda each: each[:2]))
+    for kind in sorted(families, key=_rank):
+        proposal, miss = _best_of(request, sorted(families[kind], key=lambda each: each[:2]))
         if proposal:
             fits.append(proposal)
         elif miss:
             misses.append(miss)
-    kinds = {name.removesuffix(TODAY) for name in families}
+    kinds = {kind.family for kind in families}
     return Plan(
         request,
         tuple(_ordered(fits)),
@@ -116,16 +117,21 @@ def plan(request: PlanRequest) -> Plan:
     )
 
 
-TODAY = " today"
+class _Kind(NamedTuple):
+    """A family, split by whose engine runs it and whether today, so that the best of each is never hidden."""
+
+    family: str
+    own: bool
+    today: bool
 
 
-def _key(candidate: Candidate) -> str:
-    """Families are split by whether they run today, so that the best that does is never hidden."""
-    return candidate.family + (TODAY if candidate.engine.today else "")
+def _kind(candidate: Candidate) -> _Kind:
+    return _Kind(candidate.family, candidate.engine.own, candidate.engine.today)
 
 
-def _rank(key: str) -> tuple[bool, int]:
-    return not key.endswith(TODAY), FAMILIES.index(key.removesuffix(TODAY))
+def _rank(kind: _Kind) -> tuple[bool, bool, int]:
+    """Put first what runs today, and of that what DeepSpeed runs by itself."""
+    return not kind.today, kind.own, FAMILIES.index(kind.family)
 
 
 def _meant(request: PlanRequest, family: str) -> bool:

@@ -30,9 +30,9 @@ def test_every_proposal_that_runs_today_is_accepted(
     asked = PlanRequest(shape, npus, CARD, 1024, batch, dtype=dtype, today_only=True)  # type: ignore[arg-type]
     families = set()
     for proposal in plan(asked).proposals:
-        job = proposal.candidate.job
+        job, own = proposal.candidate.job, proposal.candidate.engine.own
         config, _ = ds_config(asked, proposal.candidate)
-        if job.parallel.pp == 1:
+        if job.parallel.pp == 1 and not own:
             flags = run_flags(
                 npus,
                 dtype,
@@ -42,7 +42,7 @@ def test_every_proposal_that_runs_today_is_accepted(
             model_sizes = {"hidden_size": shape.hidden}
             config = oracle.ask("hf", config=config, run=flags, model=model_sizes, total=100)
         # AutoTP counts its ranks as data-parallel ones.
-        replicas = npus // job.parallel.pp
+        replicas = job.parallel.dp if own else npus // job.parallel.pp
         assert oracle.deepspeed(config, replicas=replicas) == "", proposal.family
         families.add(proposal.family)
     assert len(families) >= 3

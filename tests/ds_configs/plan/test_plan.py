@@ -16,7 +16,9 @@ from ds_configs.models import find_model
 from ds_configs.plan import Plan, PlanRequest, ds_config, launch_command, nearest_miss, plan, to_data, to_text
 from ds_configs.plan.candidates import FAMILIES, candidates, divisors
 from ds_configs.plan.config import memory_job, reserve
+from ds_configs.plan.engines import AUTOTP, OWN_PIPELINE, OWN_TP, OWN_TP_PP
 from ds_configs.throughput import step_time
+from npu_plugins.pipeline.config import PipelineConfig
 
 CARD = load_hardware("ascend-910b2")
 GIB = 2**30
@@ -108,13 +110,40 @@ def test_a_family_without_candidates_is_told_why() -> None:
 
 
 def test_engines_still_to_come_are_marked_and_can_be_left_out() -> None:
-    asked = request("llama-2-13b", batch=8, seq=4096)
-    text = to_text(plan(asked))
+    asked = request("mixtral-8x7b", npus=16, batch=64)
+    found = plan(asked)
+    text = to_text(found)
     assert "(to come)" in text
-    assert "The best that runs today" in text
+    assert ("The best that runs today" in text) == (found.winner != found.runs_today)
     today = plan(replace(asked, today_only=True))
     assert "to come" not in to_text(today)
     assert today.winner == today.runs_today
+
+
+def test_both_engines_of_a_family_are_told_and_ours_is_named() -> None:
+    found = plan(request("llama-2-13b", batch=8, seq=4096))
+    assert "to come" not in (text := to_text(found))
+    assert found.winner is not None
+    assert found.winner.candidate.engine == OWN_TP
+    assert "  tensor parallel  " in text  # DeepSpeed's
+    assert "  pipeline parallel (npu_plugins)  " in text
+
+
+def test_a_pipeline_of_ours_is_written_as_it_was_planned() -> None:
+    asked = request("llama-2-13b", batch=64)
+    schedules = set()
+    for each in candidates(asked):
+        job = each.job
+        if each.engine in (OWN_PIPELINE, OWN_TP_PP) and job.micro_batch == 1 and job.stage == 0:
+            config, notes = ds_config(asked, each)
+            section = config["pipeline"]
+            assert PipelineConfig.from_ds_config(config).stages == job.parallel.pp
+            assert (section["schedule"], section["recomputation"]) == (job.schedule, job.recomputation)
+            assert section.get("virtual_stages", 1) == job.virtual_stages
+            assert any("npu_plugins reads the pipeline block" in note for note in notes)
+            assert any("sequence parallelism" in note for note in notes) == (job.parallel.tp > 1)
+            schedules.add(job.schedule)
+    assert schedules == {"1f1b", "zb-h1", "zb-v", "interleaved"}
 
 
 def test_the_proposals_configuration_carries_its_choices() -> None:
@@ -132,10 +161,10 @@ def test_the_proposals_configuration_carries_its_choices() -> None:
 
 def test_a_tensor_parallel_proposal_names_its_degree() -> None:
     asked = request("llama-2-13b", batch=4, seq=4096, today_only=True)
-    found = plan(asked)
-    assert found.winner is not None and found.winner.family == "tensor parallel"
-    config, notes = ds_config(asked, found.winner.candidate)
-    assert config["tensor_parallel"]["autotp_size"] == found.winner.candidate.job.parallel.tp
+    candidate = next(each.candidate for each in plan(asked).proposals if each.candidate.engine == AUTOTP)
+    assert candidate.family == "tensor parallel"
+    config, notes = ds_config(asked, candidate)
+    assert config["tensor_parallel"]["autotp_size"] == candidate.job.parallel.tp
     assert any("same batch" in note for note in notes)
 
 
