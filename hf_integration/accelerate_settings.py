@@ -45,7 +45,7 @@ def launched_config() -> dict[str, Any]:
     from accelerate.utils import DeepSpeedPlugin
 
     asked = DeepSpeedPlugin()
-    zero: dict[str, Any] = {"stage": asked.zero_stage}
+    zero: dict[str, Any] = {**MINIMAL_CONFIG["zero_optimization"], "stage": asked.zero_stage}
     for name in ("optimizer", "param"):
         device = getattr(asked, f"offload_{name}_device")
         if device != "none":

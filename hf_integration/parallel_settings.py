@@ -18,9 +18,12 @@ MINIMAL_CONFIG: Mapping[str, Any] = {
     "gradient_clipping": "auto",
     "fp16": {"enabled": "auto"},
     "bf16": {"enabled": "auto"},
-    "zero_optimization": {"stage": 0},
+    "zero_optimization": {"stage": 0, "reduce_bucket_size": "auto"},
 }
-"""The configuration of a run that gives degrees, or --zero_stage, but no --deepspeed FILE."""
+"""The configuration of a run that gives degrees, or --zero_stage, but no --deepspeed FILE.
+
+DeepSpeed's own bucket takes gigabytes on each rank, however small the model; "auto" goes by its width.
+"""
 
 
 @dataclass(frozen=True)

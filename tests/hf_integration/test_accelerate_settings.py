@@ -42,7 +42,7 @@ def test_the_launcher_s_settings_are_the_engine_s(launched: Launch) -> None:
     args = launched(SETTINGS)
     config = args.parallel.config
     assert config is not None
-    assert config["zero_optimization"] == {"stage": 1}
+    assert config["zero_optimization"] == {"stage": 1, "reduce_bucket_size": "auto"}
     assert (config["gradient_accumulation_steps"], config["gradient_clipping"]) == (4, 0.5)
     assert config["pipeline"] == {"stages": 2}
     assert (args.bf16, args.fp16) == (True, False)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ds_configs.resolve import TrainingRun, Width, resolve
 from hf_integration.errors import TrainingInputError
 from hf_integration.parallel_settings import ParallelFlags, ParallelSettings, parallel_settings
 
@@ -55,10 +56,18 @@ def test_zero_stage_takes_the_place_of_the_configuration_s_and_of_none() -> None
     found = settings({"zero_optimization": {"stage": 3, "overlap_comm": False}}, zero_stage=1)
     assert found.config == {"zero_optimization": {"stage": 1, "overlap_comm": False}}
     made = settings(None, zero_stage=2)
-    assert made.config is not None and made.config["zero_optimization"] == {"stage": 2}
+    assert made.config is not None and made.config["zero_optimization"]["stage"] == 2
     assert made.config["train_batch_size"] == "auto"
     assert settings(None).config is None
     assert settings(ZERO1).config is None  # HF reads the file itself
+
+
+@pytest.mark.parametrize("degrees", [{}, {"pipeline_model_parallel_size": 2}], ids=str)
+def test_without_a_file_the_bucket_follows_the_model_s_width(degrees: dict[str, int]) -> None:
+    made = settings(None, zero_stage=1, **degrees).config
+    assert made is not None
+    zero = resolve(made, TrainingRun(world_size=2), Width(64, "a model")).config["zero_optimization"]
+    assert zero == {"stage": 1, "reduce_bucket_size": 64 * 64}
 
 
 @pytest.mark.parametrize(
