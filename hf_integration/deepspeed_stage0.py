@@ -44,14 +44,18 @@ class CountFromFirstStep(TrainerCallback):
             restart_step_counts(kwargs["optimizer"])
 
 
+def gradient_scale(engine: Any) -> float:
+    """Return what ``engine`` divides gradients by without having multiplied the loss; 1: by nothing."""
+    # loss_scale_config is what the optimizers without ZeRO have; those of ZeRO have a loss_scaler.
+    scale = getattr(getattr(engine, "optimizer", None), "loss_scale_config", None)
+    return 1.0 if scale is None or not scale.use_grad_scaling else float(scale.cur_scale)
+
+
 def scale_gradients(loss: torch.Tensor, engine: Any) -> None:
     """Let ``loss.backward()`` start from the loss scale where ``engine`` will divide by it but not multiply.
 
     ``loss`` keeps its value, which the Trainer logs.
     """
-    optimizer = getattr(engine, "optimizer", None)
-    scale = getattr(optimizer, "loss_scale_config", None)
-    if scale is None or not scale.use_grad_scaling or not loss.requires_grad:
-        return
-    # loss_scale_config is what the optimizers without ZeRO have; those of ZeRO have a loss_scaler.
-    loss.register_hook(lambda gradient: gradient * scale.cur_scale)
+    factor = gradient_scale(engine)
+    if factor != 1.0 and loss.requires_grad:
+        loss.register_hook(lambda gradient: gradient * factor)

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from ds_configs.errors import DsConfigError
 from ds_configs.resolve import TrainingRun, resolve, width_of_config
+from hf_integration.deepspeed_stage0 import restart_step_counts
 from hf_integration.errors import TrainingInputError
 from hf_integration.npu_arguments import NpuTrainingArguments
 from npu_plugins.checkpoint import load_sharded
@@ -128,6 +129,9 @@ def make_engine(
         count_once(module.parameters(), mesh)
         keywords["mpu"] = mesh
     try:
-        return initialize(**keywords)[0]
+        engine = initialize(**keywords)[0]
     except NpuPluginsError as error:
         raise TrainingInputError(str(error)) from error
+    if mesh.size("pp") == 1 and (optimizer is not None or "optimizer" in config):
+        restart_step_counts(engine.optimizer)  # a pipeline's engine does so itself
+    return engine

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 from transformers.trainer_utils import seed_worker
 
 from hf_integration.data.sampler import Replica
+from hf_integration.deepspeed_stage0 import gradient_scale, scale_gradients
 from hf_integration.replica_batches import ByEpoch, StreamBatches, of_replica, stream_for_evaluation
 from npu_plugins.comm import ProcessMesh, gradient_norm
 
@@ -130,15 +131,17 @@ class MeshAccelerator(Accelerator):
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Run the engine's backward pass, and its step at the end of the accumulation."""
         engine = self.engine
-        if self._nothing:
-            loss = loss * 0.0
+        loss = apart(loss * 0.0 if self._nothing else loss)
+        scale_gradients(loss, engine)
         engine.set_gradient_accumulation_boundary(is_boundary=self.sync_gradients)
         # The Trainer has scaled the loss for the accumulation already.
-        engine.backward(apart(loss), scale_wrt_gas=False, **kwargs)
+        engine.backward(loss, scale_wrt_gas=False, **kwargs)
         if self.sync_gradients:
-            if not (engine.zero_optimization() or engine.bfloat16_enabled() or engine.fp16_enabled()):
-                # DeepSpeed 0.19.8 clips by this norm and forgets it (engine.py:3502).
-                self.measured_norm = gradient_norm(engine.module.parameters(), self.mesh)
+            if not (engine.zero_optimization() or engine.bfloat16_enabled()):
+                # DeepSpeed 0.19.8 clips by this norm and forgets it (engine.py:3502), or, in fp16, keeps it
+                # with the loss scale in it (unfused_optimizer.py:224).
+                norm = gradient_norm(engine.module.parameters(), self.mesh)
+                self.measured_norm = norm / gradient_scale(engine)
             engine.step()
 
     @contextlib.contextmanager

@@ -78,7 +78,8 @@ class CausalLMTrainer(NpuTrainer):
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Return the Trainer's own loss, with its gradient scaled where DeepSpeed forgets to."""
         result = super().compute_loss(model, inputs, *args, **kwargs)
-        if isinstance(result, torch.Tensor):  # evaluation asks for the outputs too and has no gradient
+        # Evaluation asks for the outputs too and has no gradient. Of a divided model the accelerator does it.
+        if isinstance(result, torch.Tensor) and not self.parallel.divides:
             scale_gradients(result, model)
         return result
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from hf_integration.deepspeed_stage0 import restart_step_counts, scale_gradients
+from hf_integration.mesh_accelerator import MeshAccelerator
 
 
 def adam() -> tuple[torch.nn.Parameter, torch.optim.Optimizer]:
@@ -64,3 +65,28 @@ def test_gradient_is_left_alone_elsewhere() -> None:
         scale_gradients(loss, model)
         loss.backward()
         assert weight.grad.tolist() == [3, 3]
+
+
+class Engine(SimpleNamespace):
+    """An engine that goes back as DeepSpeed's does without ZeRO: it scales nothing."""
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        """Take note."""
+
+    def backward(self, loss: torch.Tensor, scale_wrt_gas: bool) -> None:
+        """Go back."""
+        assert not scale_wrt_gas
+        loss.backward()
+
+
+def test_a_divided_model_s_backward_scales_whoever_trains_it() -> None:
+    scale = SimpleNamespace(use_grad_scaling=True, cur_scale=1024.0)
+    engine = Engine(optimizer=SimpleNamespace(loss_scale_config=scale))
+    accelerator = SimpleNamespace(engine=engine, sync_gradients=False, _nothing=False)
+    weight = torch.ones(2, requires_grad=True)
+    MeshAccelerator.backward(accelerator, loss_of(weight))  # type: ignore[arg-type]
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [3072, 3072]
+    accelerator._nothing = True
+    MeshAccelerator.backward(accelerator, loss_of(weight))  # type: ignore[arg-type]
+    assert weight.grad.tolist() == [3072, 3072]
