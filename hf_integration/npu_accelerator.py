@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,41 @@ def npu_accelerator(
             **keywords,
         )
     if deepspeed:
-        keywords["deepspeed_plugin"] = DeepSpeedPlugin(hf_ds_config=copy.deepcopy(config))
+        # That of the settings has a degree of 1 by an argument in it, where the file had another one.
+        keywords["deepspeed_plugin"] = DeepSpeedPlugin(hf_ds_config=copy.deepcopy(settings.config or config))
     if seed is not None:
         keywords["dataloader_config"] = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=seed)
     return Accelerator(mixed_precision=mixed_precision, gradient_accumulation_steps=steps, **keywords)
+
+
+OF_A_WHOLE_MODEL = (
+    "deepspeed_plugin",
+    "deepspeed_plugins",
+    "fsdp_plugin",
+    "torch_tp_plugin",
+    "megatron_lm_plugin",
+    "parallelism_config",
+    "dynamo_backend",
+    "dynamo_plugin",
+    "gradient_accumulation_plugin",
+    "kwargs_handlers",
+    "split_batches",
+)
+"""Arguments of `Accelerator` for what it does to whole models and to loaders, and is not done here."""
+OF_LOADERS = ("split_batches", "dispatch_batches", "data_seed", "use_stateful_dataloader")
+"""Those of `DataLoaderConfiguration`."""
+
+
+def _check_keywords(keywords: Mapping[str, Any]) -> None:
+    """Refuse arguments that a divided model would pass over."""
+    loaders = keywords.get("dataloader_config")
+    asked = [name for name in OF_A_WHOLE_MODEL if keywords.get(name)]
+    asked += [f"dataloader_config's {name}" for name in OF_LOADERS if getattr(loaders, name, None)]
+    if asked:
+        raise TrainingInputError(
+            f"{asked[0]} is given, which is not looked at with tensor or pipeline parallelism; leave it out "
+            "(deepspeed, gradient_accumulation_steps and seed are npu_accelerator's own arguments)"
+        )
 
 
 def _asked_for(deepspeed: str | Path | dict[str, Any] | None) -> tuple[dict[str, Any] | None, int]:
@@ -144,6 +176,7 @@ class DividedAccelerator(MeshAccelerator):
         Raises:
             TrainingInputError: the degrees do not divide the ranks, or the launcher asks for something else.
         """
+        _check_keywords(keywords)
         check_launch()
         hide_deepspeed_from_accelerate()
         if precision not in ("no", "bf16", "fp16"):
@@ -215,7 +248,9 @@ class DividedAccelerator(MeshAccelerator):
                 DeepSpeedSchedulerWrapper(engine.lr_scheduler, stepped)
                 if isinstance(given.scheduler, DummyScheduler)
                 # accelerate would step once for each rank, unless batches are split.
-                else AcceleratedScheduler(given.scheduler, stepped, split_batches=True)
+                else AcceleratedScheduler(
+                    given.scheduler, stepped, self.step_scheduler_with_optimizer, split_batches=True
+                )
             )
             self._schedulers.append(replaced[id(given.scheduler)])
         return replaced
@@ -250,6 +285,17 @@ class DividedAccelerator(MeshAccelerator):
                 "DeepSpeed configuration to max_norm"
             )
         return engine.get_global_grad_norm() if self.measured_norm is None else self.measured_norm
+
+    def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
+        """Refuse: the gradients are the engine's, which has stepped with them already.
+
+        Raises:
+            TrainingInputError: always.
+        """
+        raise TrainingInputError(
+            "clip_grad_value_ is not offered for a divided model; set gradient_clipping in the DeepSpeed "
+            "configuration, which clips by the norm"
+        )
 
     def _engine(self) -> Any:
         engine = self.engine if self._pipelined is None else self._pipelined.engine

@@ -11,7 +11,13 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DummyOptim, DummyScheduler
+from accelerate.utils import (
+    DataLoaderConfiguration,
+    DummyOptim,
+    DummyScheduler,
+    GradientAccumulationPlugin,
+    InitProcessGroupKwargs,
+)
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
@@ -252,6 +258,8 @@ def refused(case: str) -> str:
             accelerator.save_state("somewhere")
         elif case == "whole state":
             accelerator.get_state_dict(model)
+        elif case == "clipping values":
+            accelerator.clip_grad_value_(model.parameters(), 1.0)
         elif case == "stand-in":
             accelerator.prepare(model, DummyOptim(model.parameters()), loader)
         else:
@@ -281,6 +289,7 @@ def test_what_a_divided_loop_cannot_do_is_refused(four: Ranks) -> None:
         "no model": "prepare got the optimizer without its model",
         "state": "save_state is not offered for a divided model",
         "whole state": "no rank has the whole state dict",
+        "clipping values": "clip_grad_value_ is not offered for a divided model",
         "stand-in": 'has no "optimizer"; prepare one of your own in place of a DummyOptim',
         "no labels": "the batch has no labels",
         "halved loss": "backward got something else than the loss of the pipelined model's last call",
@@ -307,3 +316,30 @@ def test_what_a_divided_loop_cannot_do_is_refused(four: Ranks) -> None:
 def test_what_no_accelerator_is_made_for(four: Ranks, options: dict[str, Any], message: str) -> None:
     with pytest.raises(RankFailure, match=message):
         four.run(npu_accelerator, timeout=120, **options)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"kwargs_handlers": [InitProcessGroupKwargs()]}, "kwargs_handlers"),
+        ({"gradient_accumulation_plugin": GradientAccumulationPlugin(num_steps=2)}, "gradient_accumulation"),
+        ({"dataloader_config": DataLoaderConfiguration(dispatch_batches=True)}, "dispatch_batches"),
+    ],
+    ids=["handlers", "plugin", "loaders"],
+)
+def test_accelerate_s_arguments_that_would_be_passed_over_are_refused(given: Any, name: str) -> None:
+    with pytest.raises(TrainingInputError, match=f"{name}.* is given, which is not looked at"):
+        npu_accelerator(tensor_parallel=2, **given)
+
+
+def test_a_degree_of_1_goes_before_the_configuration_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "hf_integration.npu_accelerator"
+    monkeypatch.setattr(f"{module}.DeepSpeedPlugin", lambda hf_ds_config: hf_ds_config)
+    monkeypatch.setattr(f"{module}.Accelerator", lambda **keywords: keywords["deepspeed_plugin"])
+    plain = {**AUTO, **ZERO1}
+    divided = {**plain, "tensor_parallel": {"autotp_size": 2}}
+    found: list[Any] = [
+        npu_accelerator(tensor_parallel=1, deepspeed=divided),
+        npu_accelerator(deepspeed=plain),
+    ]
+    assert found == [plain, plain]
