@@ -195,7 +195,7 @@ def read_deepspeed_config(given: Any) -> Mapping[str, Any]:
             config = json.loads(path.read_text(encoding="utf-8"))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise TrainingInputError(f"{name} is not the strict JSON that HF needs: {error}") from error
-    if not isinstance(config, dict) or "zero_optimization" not in config:
+    if not isinstance(config, dict) or not isinstance(config.get("zero_optimization"), dict):
         raise TrainingInputError(
             f'{name} has no "zero_optimization" section, without which accelerate refuses it; '
             'add {"zero_optimization": {"stage": 0}} for plain data parallelism'

@@ -76,6 +76,7 @@ class NpuTrainer(InputChecks, ReplicaData, CheckpointingTrainer):
         """The model that the engine was made for."""
         model, self._lora = adapted(model, peft_config, args, self.parallel.divides)
         self._pending: list[MicroBatch] = []
+        _check_no_dry_run(args)
         if self.parallel.divides:
             _check_inputs(model, keywords)
         super().__init__(model, args, *positional, **keywords)
@@ -338,6 +339,14 @@ class _ForgetUnfinishedStep(TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
         """Drop them."""
         self._pending.clear()
+
+
+def _check_no_dry_run(args: Any) -> None:
+    if getattr(args, "dry_run", False):
+        raise TrainingInputError(
+            "dry_run is for train.py, and an NpuTrainer would train all the same; print "
+            "hf_integration.dry_run.dry_run(args, model, sequence) in place of making one"
+        )
 
 
 def _check_inputs(model: Any, keywords: dict[str, Any]) -> None:

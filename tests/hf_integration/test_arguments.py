@@ -61,6 +61,7 @@ def test_bad_arguments_give_one_sentence(
         ("{'a': 1}", "is not the strict JSON that HF needs"),
         ("[]", 'has no "zero_optimization" section'),
         ('{"train_batch_size": "auto"}', 'has no "zero_optimization" section'),
+        ('{"zero_optimization": 3}', 'has no "zero_optimization" section'),
         (
             preset_path("zero1_pp").read_text(encoding="utf-8"),
             "activation_checkpoint_interval, use_reentrant",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ds_configs.presets import preset_path
 from hf_integration.dry_run import shortened
+from hf_integration.errors import TrainingInputError
+from hf_integration.npu_trainer import NpuTrainer
 from hf_integration.train import main
 
 DRY = ["--dry_run", "--config_name", "tiny-llama", "--report_to", "none"]
@@ -90,3 +93,8 @@ def test_consecutive_layers_become_a_range() -> None:
     names = ["model.embed_tokens", "model.layers.0", "model.layers.1", "model.layers.2", "model.norm"]
     assert shortened(names) == "model.embed_tokens, model.layers.0–2, model.norm"
     assert shortened(["transformer.h.3", "lm_head"]) == "transformer.h.3, lm_head"
+
+
+def test_a_trainer_is_not_made_for_it() -> None:
+    with pytest.raises(TrainingInputError, match="dry_run is for train.py"):
+        NpuTrainer(args=SimpleNamespace(dry_run=True))
