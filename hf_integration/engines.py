@@ -122,6 +122,7 @@ def make_engine(
     Raises:
         TrainingInputError: the configuration asks for what the engine cannot do.
     """
+    _check_adagrad(optimizer, config)
     keywords: dict[str, Any] = {"model": module, "config": config, "optimizer": optimizer}
     if optimizer is None and "optimizer" in config:
         keywords["model_parameters"] = [each for each in module.parameters() if each.requires_grad]
@@ -135,3 +136,17 @@ def make_engine(
     if mesh.size("pp") == 1 and (optimizer is not None or "optimizer" in config):
         restart_step_counts(engine.optimizer)  # a pipeline's engine does so itself
     return engine
+
+
+def _check_adagrad(optimizer: torch.optim.Optimizer | None, config: Mapping[str, Any]) -> None:
+    """Refuse Adagrad with ZeRO, which makes it anew with one group of parameters and steps each of several.
+
+    DeepSpeed 0.19.8 (zero/stage_1_and_2.py:947, :2969). The weight decay of the groups is gone too.
+    """
+    stage = config.get("zero_optimization", {}).get("stage", 0)
+    named = str(config.get("optimizer", {}).get("type", "")).lower() if optimizer is None else ""
+    if stage and (named == "adagrad" or isinstance(optimizer, torch.optim.Adagrad)):
+        raise TrainingInputError(
+            f"Adagrad with ZeRO stage {stage} fails in DeepSpeed, which loses its groups of parameters; use "
+            "--zero_stage 0, or AdamW"
+        )

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import TrainingArguments
 
+from hf_integration.engines import make_engine
 from hf_integration.errors import TrainingInputError
 from hf_integration.parallel_settings import ParallelSettings
 from hf_integration.unsupported import check_arguments
@@ -61,3 +63,14 @@ def test_recomputation_is_read_by_names_that_transformers_5_20_has_too(tmp_path:
         vars(args).pop(name, None)
     with pytest.raises(TrainingInputError, match="gradient_checkpointing_kwargs is {'every_n_layers': 2}"):
         check_arguments(args)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["the program's", "the configuration's"])
+def test_adagrad_with_zero(own: bool) -> None:
+    module = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adagrad(module.parameters()) if own else None
+    config: dict[str, Any] = {"zero_optimization": {"stage": 1}}
+    config |= {} if own else {"optimizer": {"type": "Adagrad", "params": {}}}
+    mesh: Any = None  # it is refused before the mesh is looked at
+    with pytest.raises(TrainingInputError, match="^Adagrad with ZeRO stage 1 fails in DeepSpeed"):
+        make_engine(module, mesh, config, optimizer)
