@@ -17,6 +17,7 @@ from npu_plugins.checkpoint.sources import OptimizerState, Source, groups_for_an
 from npu_plugins.checkpoint.state.counters import COUNTERS
 from npu_plugins.checkpoint.state.index import STATE_FOLDER, Fragment, ParameterState, StateIndex
 from npu_plugins.checkpoint.state.saving import NOT_SAVED
+from npu_plugins.checkpoint.state.scale import scale_of_deepspeed
 from npu_plugins.checkpoint.state.values import plain
 from npu_plugins.checkpoint.streaming import SafetensorsWriter, TensorInfo
 from npu_plugins.checkpoint.torch_files import read_torch
@@ -125,8 +126,7 @@ def _loss_scale(optimizer: OptimizerState) -> dict[str, Any] | None:
     scaler = optimizer.common.get("loss_scaler")
     if scaler is None or not getattr(scaler, "dynamic", False):
         return None
-    since = int(scaler.cur_iter - scaler.last_overflow_iter - 1)
-    return {"scale": float(scaler.cur_scale), "since_overflow": since}
+    return scale_of_deepspeed(scaler)
 
 
 def _scheduler(source: Source, origin: Path) -> dict[str, Any] | None:

@@ -16,8 +16,11 @@ def scale_of(trained: Trained) -> dict[str, Any] | None:
         if not state:  # it is not enabled
             return None
         return {"scale": float(state["scale"]), "since_overflow": int(state["_growth_tracker"])}
-    if kind is None:
-        return None
+    return None if kind is None else scale_of_deepspeed(holder)
+
+
+def scale_of_deepspeed(holder: Any) -> dict[str, Any]:
+    """Return the same of the object in which an optimizer of DeepSpeed's has its dynamic loss scale."""
     found = {
         "scale": float(holder.cur_scale),
         "since_overflow": int(holder.cur_iter - holder.last_overflow_iter - 1),
