@@ -19,9 +19,7 @@ from npu_plugins.checkpoint.state.trained import Piece, Trained, local_shape, st
 from npu_plugins.checkpoint.state.values import restored
 from npu_plugins.checkpoint.state.weights import tell_model
 from npu_plugins.pipeline.checkpoints.division import Division
-
-_KINDS = ("betas", "momentum", "alpha", "rho", "etas", "lambd", "decay_rate")
-"""Hyperparameters by which kinds of optimizers differ."""
+from npu_plugins.pipeline.checkpoints.places import KINDS
 
 
 def load_training_state(trained: Trained, checkpoint: str | Path) -> None:
@@ -120,7 +118,7 @@ class _Loading:
                 f"({others} and {settings}); group the parameters as they were"
             )
         own = piece.optimizer.param_groups[piece.group]
-        there, here = ({key for key in _KINDS if key in group} for group in (settings, own))
+        there, here = ({key for key in KINDS if key in group} for group in (settings, own))
         if there != here:
             raise CheckpointError(
                 f"the state of {name} is of {index.optimizer} with {' and '.join(sorted(there)) or 'nothing'}"

@@ -19,10 +19,11 @@ from npu_plugins.checkpoint.state.trained import Piece, Trained, local_shape
 from npu_plugins.checkpoint.state.values import plain
 from npu_plugins.checkpoint.streaming import SafetensorsWriter, TensorInfo
 from npu_plugins.pipeline.checkpoints.division import Division
+from npu_plugins.pipeline.checkpoints.places import NOT_SETTINGS
 
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
-NOT_SAVED = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
+NOT_SAVED = (*NOT_SETTINGS, "foreach", "fused", "capturable", "differentiable")
 """Keys of a parameter group that are no hyperparameters, but say what it has and how a step is computed."""
 
 

@@ -65,6 +65,9 @@ def hyperparameters(engine: Any) -> list[dict[str, Any]]:
 NOT_SETTINGS = ("params", "param_names")
 """Keys of a parameter group that are no hyperparameters."""
 
+KINDS = ("betas", "momentum", "alpha", "rho", "etas", "lambd", "decay_rate")
+"""Hyperparameters by which kinds of optimizers differ."""
+
 
 def check_places(engine: Any) -> None:
     """Refuse an optimizer of which DeepSpeed does not know where its parameters are.

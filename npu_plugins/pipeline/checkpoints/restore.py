@@ -12,11 +12,8 @@ from npu_plugins.checkpoint.errors import CheckpointError
 from npu_plugins.pipeline.checkpoints.description import tied_names
 from npu_plugins.pipeline.checkpoints.division import Division
 from npu_plugins.pipeline.checkpoints.entries import MASTER, SCALE_KEYS, Entry
-from npu_plugins.pipeline.checkpoints.places import Place, inner_optimizer, is_partitioned, places
+from npu_plugins.pipeline.checkpoints.places import KINDS, Place, inner_optimizer, is_partitioned, places
 from npu_plugins.pipeline.checkpoints.states import SavedStates, UniversalStates
-
-_KINDS = ("betas", "momentum", "alpha", "rho", "etas")
-"""Hyperparameters by which kinds of optimizers differ."""
 
 
 class Restoring:
@@ -90,7 +87,7 @@ class Restoring:
     def _check_kind(self, name: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         if self.master_only or not saved:
             return
-        there, here = ({key for key in _KINDS if key in group} for group in (saved, own))
+        there, here = ({key for key in KINDS if key in group} for group in (saved, own))
         if there != here:
             raise CheckpointError(
                 f"the state of {name} is of an optimizer with {' and '.join(sorted(there)) or 'nothing'}, "
