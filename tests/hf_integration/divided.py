@@ -71,10 +71,10 @@ class Run:
     """One training run, whatever the degrees."""
 
     family: str = "llama"
-    layers: int = 4
     tp: int = 1
     pp: int = 1
     dp: int = 1
+    layers: int = 4
     steps: int = STEPS
     micro_batches: int = 4
     """Of a step, over all replicas."""
