@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
+import sys
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -131,6 +134,7 @@ class ProcessMesh(MegatronGetters):
         for group in dict.fromkeys(self._groups.values()):
             dist.destroy_process_group(group)
         self._groups = {}
+        _forget_in_deepspeed(self)
 
     def __repr__(self) -> str:
         """Say the degrees and where this rank stands."""
@@ -139,6 +143,18 @@ class ProcessMesh(MegatronGetters):
             f"ProcessMesh({_degrees(self.config)}; rank {self.global_rank} at "
             f"tp={place.tp}, dp={place.dp}, pp={place.pp} on {self.device} over {self.backend})"
         )
+
+
+def _forget_in_deepspeed(mesh: ProcessMesh) -> None:
+    """Take back the mesh that DeepSpeed keeps for the process, so that an engine without one can be made.
+
+    DeepSpeed 0.19.8 (runtime/engine.py:2122) sets ``groups.mpu`` for an engine with a mesh; one that is made
+    later without a mesh would ask the destroyed groups for its degrees.
+    """
+    groups: Any = sys.modules.get("deepspeed.utils.groups")
+    kept = getattr(groups, "mpu", None)
+    if kept is not None and mesh in (kept, getattr(kept, "mesh", None)):
+        groups.mpu = None
 
 
 def _degrees(config: ParallelConfig) -> str:

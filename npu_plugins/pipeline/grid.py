@@ -25,6 +25,7 @@ class MeshGrid(PipelineParallelGrid):
 
     def __init__(self, mesh: ProcessMesh, topology: Any = None) -> None:
         c = mesh.config
+        self.mesh = mesh
         if topology is None:
             # Without tensor parallelism DeepSpeed names no model axis, and neither do its checkpoint files.
             plain = PipeDataParallelTopology(num_pp=c.pp, num_dp=c.dp)
