@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
