@@ -22,8 +22,6 @@ def test_an_unknown_program() -> None:
 
 
 def test_a_program_that_is_not_installed(tmp_path: Path) -> None:
-    message = (
-        r"--report_to neptune needs a package that is not installed; `pip install neptune`, .*board"
-    )
+    message = r"--report_to neptune needs a package that is not installed; `pip install neptune`, .*board"
     with pytest.raises(TrainingInputError, match=message):
         NpuTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=["neptune"])
