@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from accelerate.utils import DeepSpeedOptimizerWrapper, DeepSpeedSchedulerWrappe
 from accelerate.utils.memory import clear_device_cache
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, TrainerCallback, TrainerControl, set_seed
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, set_seed
 
 from hf_integration.checkpointing.trainer import CheckpointingTrainer
 from hf_integration.divided_checkpoints import load_state
@@ -78,7 +80,8 @@ class NpuTrainer(InputChecks, ReplicaData, CheckpointingTrainer):
         self._pending: list[MicroBatch] = []
         _check_no_dry_run(args)
         if self.parallel.divides:
-            _check_inputs(model, keywords)
+            named = inspect.signature(Trainer).bind_partial(model, args, *positional, **keywords)
+            _check_inputs(model, named.arguments)
         super().__init__(model, args, *positional, **keywords)
         check_tokenizer(self.processing_class, getattr(self.model, "config", None))
         if self.parallel.pp > 1:
@@ -349,13 +352,13 @@ def _check_no_dry_run(args: Any) -> None:
         )
 
 
-def _check_inputs(model: Any, keywords: dict[str, Any]) -> None:
+def _check_inputs(model: Any, given: Mapping[str, Any]) -> None:
     if not isinstance(model, PreTrainedModel):
         raise TrainingInputError(
             f"model is a {type(model).__name__}, which cannot be divided; give a causal language model of "
             "transformers (model_init builds another one at every train(), and is not offered here)"
         )
-    if keywords.get("optimizers", (None, None)) != (None, None):
+    if given.get("optimizers", (None, None)) != (None, None):
         raise TrainingInputError(
             "optimizers holds parameters of the whole model, of which a rank trains a part; give "
             "optimizer_cls_and_kwargs, or the flags of TrainingArguments"

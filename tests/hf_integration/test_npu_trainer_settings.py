@@ -149,3 +149,17 @@ def test_what_cannot_be_done_is_refused_on_every_rank(
         run = Run(steps=1, trainer=trainer, flags=flags).at(2, 2, 1)
         four.run(train_on_rank, run, tmp_path, "hccl", timeout=250)
     assert all("TrainingInputError" in outcome.text for outcome in caught.value.outcomes)
+
+
+def with_optimizers_by_position(*, model: Any, args: Any, **_: Any) -> Any:
+    """Make a trainer whose eleventh argument is the Trainer's ``optimizers``."""
+    from hf_integration.npu_trainer import NpuTrainer
+
+    return NpuTrainer(model, args, *[None] * 8, (object(), None))
+
+
+@pytest.mark.npu
+def test_an_argument_by_position_is_refused_as_one_by_name(four: Ranks, tmp_path: Path) -> None:
+    run = Run(steps=1, kind=with_optimizers_by_position).at(2, 2, 1)
+    with pytest.raises(RankFailure, match="optimizers holds parameters of the whole model"):
+        four.run(train_on_rank, run, tmp_path, "hccl", timeout=250)
