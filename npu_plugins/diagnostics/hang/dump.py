@@ -122,7 +122,7 @@ class RankDump:
             return cls(**found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DiagnosticsError(
-                f"This is no dump of a rank ({type(error).__name__}: {error}); take one of a job of this version"
+                f"This is no dump of a rank ({type(error).__name__}: {error}); take one of this version"
             ) from error
 
 
