@@ -85,6 +85,8 @@ setup(
             "simulator/csrc/**/*.cpp",
             "simulator/csrc/**/*.h",
             "tensor_parallel/model_plans/*.json",
+            "diagnostics/doctor/data/*.json",
+            "diagnostics/codes/*.json",
         ],
         "ds_configs": ["**/*.json"],
     },

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from npu_plugins import __version__
-from npu_plugins.command_line import checkpoint, pipeline, simulator
+from npu_plugins.command_line import checkpoint, doctor, pipeline, simulator
 from npu_plugins.errors import NpuPluginsError
 
 
@@ -25,6 +25,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="npu-plugins", description="Tools for training on Ascend NPUs.")
     parser.add_argument("--version", action="version", version=f"npu-plugins {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for family in (simulator, pipeline, checkpoint):
+    for family in (simulator, pipeline, checkpoint, doctor):
         family.add(commands)
     return parser

@@ -1,0 +1,34 @@
+"""`npu-plugins doctor`: is this machine right?"""
+
+from __future__ import annotations
+
+import argparse
+
+_STATUS = (
+    "exit status: 0 where training on an NPU can start (warnings may be shown), 1 where something"
+    " makes it fail;"
+    " with --strict, 1 for a warning too"
+)
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Add the command to the parser."""
+    doctor = commands.add_parser(
+        "doctor",
+        help="look at torch_npu, CANN, driver, NPUs, network and limits here, and say what to mend",
+        epilog=_STATUS,
+    )
+    doctor.set_defaults(run=_doctor)
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+    doctor.add_argument("--strict", action="store_true", help="end with status 1 for a warning too")
+    doctor.add_argument("-q", "--quiet", action="store_true", help="show only what is wrong")
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from npu_plugins.diagnostics.doctor import examine, this_machine, worst
+    from npu_plugins.diagnostics.doctor.report import as_json, as_text
+
+    findings = examine(this_machine())
+    print(as_json(findings) if options.json else as_text(findings, quiet=options.quiet))
+    level = worst(findings)
+    return int(level == "error" or (options.strict and level == "warning"))
