@@ -80,6 +80,7 @@ class RankDump:
     timeout: float = 0.0
     """Seconds that a wait may take in this job; 0 if not known."""
     device: str = ""
+    """As the report shows it: `npu:0`, `cpu`, and `npu:0 (simulated)` where there is no card."""
     backend: str = ""
     error: str = ""
     """The exception that ends this rank, `OutOfMemoryError: NPU out of memory. ...`; empty if none does."""
