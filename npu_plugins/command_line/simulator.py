@@ -37,6 +37,8 @@ def _info(options: argparse.Namespace) -> int:
         settings = settings_from()
         print(f"simulated NPUs: {settings.npus}, of which {settings.visible_npus} visible here")
         print(f"memory of each: {format_bytes(settings.hbm_bytes)}")
+        for link in settings.slow_links:
+            print(f"slow link:      NPU {link.npus[0]} to NPU {link.npus[1]}, {link.megabytes:g} MB/s")
     else:
         print("simulated NPUs: none (NPU_SIM is not set)")
     toolchain = find_toolchain()

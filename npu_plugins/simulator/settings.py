@@ -14,6 +14,15 @@ MAX_NPUS = 64
 MIN_HBM_BYTES = 64 << 20  # torch_npu's allocator and one HCCL buffer already take tens of MiB
 MAX_HBM_BYTES = 1 << 42
 DEFAULT_HBM_BYTES = 64 << 30
+MIN_LINK_MEGABYTES = 0.001
+
+
+@dataclass(frozen=True)
+class SlowLink:
+    """Two NPUs of this machine, and what the link between them carries each way, in 10^6 bytes a second."""
+
+    npus: tuple[int, int]
+    megabytes: float
 
 
 @dataclass(frozen=True)
@@ -22,13 +31,14 @@ class SimulatorSettings:
 
     `npus`: NPUs of this machine. `hbm_bytes`: memory of each, in bytes. `local_ranks`: ranks the launcher
     started on this machine, 0 when not known. `visible`: the physical numbers ASCEND_RT_VISIBLE_DEVICES lets
-    this process see, in order, or None when it is unset.
+    this process see, in order, or None when it is unset. `slow_links`: what NPU_SIM_SLOW_LINK slows down.
     """
 
     npus: int
     hbm_bytes: int = DEFAULT_HBM_BYTES
     local_ranks: int = 0
     visible: tuple[int, ...] | None = None
+    slow_links: tuple[SlowLink, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.npus <= MAX_NPUS:
@@ -51,6 +61,12 @@ class SimulatorSettings:
                 raise SimulatorError(
                     f"ASCEND_RT_VISIBLE_DEVICES names NPU {number}, but NPU_SIM={self.npus} simulates"
                     f" 0 to {self.npus - 1}: name only those, or raise NPU_SIM."
+                )
+        for link in self.slow_links:
+            if link.npus[0] == link.npus[1] or not all(number < self.npus for number in link.npus):
+                raise SimulatorError(
+                    f"NPU_SIM_SLOW_LINK joins NPU {link.npus[0]} and NPU {link.npus[1]}: name two different"
+                    f" ones of 0 to {self.npus - 1}, which NPU_SIM={self.npus} simulates."
                 )
         if len(set(self.visible or ())) != len(self.visible or ()):
             listed = ",".join(map(str, self.visible or ()))
@@ -80,6 +96,7 @@ def settings_from(environ: Mapping[str, str] = os.environ) -> SimulatorSettings:
         hbm_bytes=parse_bytes(hbm) if hbm else DEFAULT_HBM_BYTES,
         local_ranks=_local_ranks(environ),
         visible=_parse_visible(environ.get("ASCEND_RT_VISIBLE_DEVICES")),
+        slow_links=_parse_slow_links(environ.get("NPU_SIM_SLOW_LINK", "")),
     )
 
 
@@ -132,3 +149,17 @@ def _parse_visible(text: str | None) -> tuple[int, ...] | None:
             f"ASCEND_RT_VISIBLE_DEVICES={text!r} is no list of NPU numbers: write it as 0,1,3, or unset it."
         )
     return tuple(int(field) for field in fields)
+
+
+def _parse_slow_links(text: str) -> tuple[SlowLink, ...]:
+    """Read what csrc/hccl/slow_links.cpp reads too, when a communicator is made."""
+    links = []
+    for word in text.split(",") if text else ():
+        found = re.fullmatch(r"([0-9]{1,4})-([0-9]{1,4}):([0-9]{1,9}(?:\.[0-9]{1,9})?)", word)
+        if found is None or float(found[3]) < MIN_LINK_MEGABYTES:
+            raise SimulatorError(
+                f"NPU_SIM_SLOW_LINK={text!r} is no list of slow links: write it as <NPU>-<NPU>:<MB/s>, for"
+                f" example 0-1:50, with at least {MIN_LINK_MEGABYTES} MB/s, or unset it."
+            )
+        links.append(SlowLink((int(found[1]), int(found[2])), float(found[3])))
+    return tuple(links)

@@ -12,6 +12,7 @@ from npu_plugins.errors import SimulatorError
 from npu_plugins.simulator.settings import (
     DEFAULT_HBM_BYTES,
     SimulatorSettings,
+    SlowLink,
     cache_root,
     format_bytes,
     parse_bytes,
@@ -42,6 +43,11 @@ def test_defaults() -> None:
         ({"ASCEND_RT_VISIBLE_DEVICES": "0,2"}, "names NPU 2, but NPU_SIM=2 simulates 0 to 1"),
         ({"ASCEND_RT_VISIBLE_DEVICES": "1,1"}, "ASCEND_RT_VISIBLE_DEVICES=1,1 names an NPU twice"),
         ({"ASCEND_RT_VISIBLE_DEVICES": "npu0"}, "'npu0' is no list of NPU numbers"),
+        ({"NPU_SIM_SLOW_LINK": "0-1"}, "NPU_SIM_SLOW_LINK='0-1' is no list of slow links"),
+        ({"NPU_SIM_SLOW_LINK": "0-1:50,"}, "NPU_SIM_SLOW_LINK='0-1:50,' is no list of slow links"),
+        ({"NPU_SIM_SLOW_LINK": "0-1:0"}, "with at least 0.001 MB/s"),
+        ({"NPU_SIM_SLOW_LINK": "1-1:50"}, "joins NPU 1 and NPU 1: name two different ones of 0 to 1"),
+        ({"NPU_SIM_SLOW_LINK": "0-2:50"}, "which NPU_SIM=2 simulates"),
         ({"LOCAL_RANK": "2"}, "at least 3 ranks on this machine, but NPU_SIM=2"),
         ({"LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "0"}, "at least 4 ranks on this machine"),
         ({"LOCAL_SIZE": "4", "ASCEND_RT_VISIBLE_DEVICES": "0,1,2,3"}, "at least 4 ranks on this machine"),
@@ -53,6 +59,12 @@ def test_what_makes_no_sense_gets_one_sentence(environ: dict[str, str], sentence
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith(".")
+
+
+def test_slow_links_are_listed() -> None:
+    settings = settings_from({"NPU_SIM": "4", "NPU_SIM_SLOW_LINK": "0-1:50,3-2:0.5"})
+    assert settings.slow_links == (SlowLink((0, 1), 50.0), SlowLink((3, 2), 0.5))
+    assert settings_from({"NPU_SIM": "4", "NPU_SIM_SLOW_LINK": ""}).slow_links == ()
 
 
 @pytest.mark.parametrize(("text", "visible"), [("1", (1,)), ("1, 0", (1, 0)), ("", ())])

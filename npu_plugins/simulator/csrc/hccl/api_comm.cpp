@@ -35,12 +35,15 @@ std::string meeting_of(const HcclRootInfo& info) {
     return std::string(body.meeting, strnlen(body.meeting, sizeof(body.meeting)));
 }
 
-// Fills in the timeouts and the name; HCCL_E_PARA when they cannot be read.
+// Fills in the timeouts, the slow links and the name; HCCL_E_PARA when they cannot be read.
 HcclResult configure(const HcclCommConfig* config, CommPlan* plan) {
     std::string why;
     const auto timeouts = read_timeouts(config, &why);
     if (!timeouts) return refuse(HCCL_E_PARA, why);
+    const auto slow_links = SlowLinks::read(&why);
+    if (!slow_links) return refuse(HCCL_E_PARA, why);
     plan->timeouts = *timeouts;
+    plan->slow_links = *slow_links;
     plan->name = configured_name(config);
     if (plan->name.empty()) plan->name = plan->meeting;
     return HCCL_SUCCESS;
@@ -109,7 +112,7 @@ HcclResult init_all(uint32_t ranks, const int32_t* devices, HcclComm* comms) {
     std::vector<std::jthread> joining;
     for (uint32_t rank = 0; rank < ranks; ++rank) {
         joining.emplace_back([&, rank] {
-            CommPlan plan{meeting_of(root), "", ranks, rank, devices[rank], {}};
+            CommPlan plan{meeting_of(root), "", ranks, rank, devices[rank], {}, {}};
             results[rank] = configure(nullptr, &plan);
             if (results[rank] == HCCL_SUCCESS) results[rank] = make_comm("HcclCommInitAll", plan, &comms[rank]);
         });

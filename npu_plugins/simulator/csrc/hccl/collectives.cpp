@@ -27,7 +27,7 @@ std::string describe(uint32_t rank, const Descriptor& it) {
 class Run {
   public:
     Run(Comm& comm, const Collective& asked, const Label& label)
-        : comm_(comm), asked_(asked), label_(label), parity_(comm.next_parity()) {}
+        : comm_(comm), asked_(asked), label_(label), parity_(comm.next_parity()), crossed_(comm.ranks()) {}
 
     void execute();
 
@@ -41,6 +41,7 @@ class Run {
     void reduce_everything();
     void reduce_scattered();
     void check_piece(uint32_t peer, uint64_t bytes, uint64_t expected) const;
+    void cross(uint32_t peer, uint64_t bytes);
     char* landing(uint64_t offset, uint64_t bytes, const char* harmless_source);
     const char* source(uint32_t rank) const;
     char* target(uint32_t rank) const;
@@ -58,6 +59,7 @@ class Run {
         uint64_t count;
     };
     std::vector<Late> late_;
+    std::vector<uint64_t> crossed_;  // by rank: bytes that this one took from its memory or put there
 };
 
 void Run::execute() {
@@ -66,7 +68,10 @@ void Run::execute() {
     check_agreement();
     for (uint32_t rank = 0; rank < comm_.ranks(); ++rank)
         if (said(rank).has_send && !said(rank).is_inline) is_inline_ = false;
+    const auto began = Clock::now();
     move_data();
+    for (uint32_t rank = 0; rank < comm_.ranks(); ++rank)
+        comm_.sleep_until(began + comm_.crossing_time(rank, crossed_[rank]), label_, [](uint32_t) { return false; });
     // With everything beside the descriptors, which alternate, nobody needs to know that all have read.
     if (!is_inline_) comm_.barrier(label_);
     for (const Late& item : late_) std::memcpy(item.to, item.bytes.get(), item.count);
@@ -141,7 +146,12 @@ void Run::copy_from(uint32_t peer, uint64_t source_offset, uint64_t bytes, uint6
     const char* from = source(peer) + source_offset;
     const bool is_own = peer == comm_.rank() && !said(peer).is_inline;
     char* to = landing(target_offset, bytes, is_own ? from : nullptr);
+    cross(peer, bytes);
     if (to != from) std::memcpy(to, from, bytes);
+}
+
+void Run::cross(uint32_t peer, uint64_t bytes) {
+    if (peer != comm_.rank()) crossed_[peer] += bytes;
 }
 
 void Run::check_piece(uint32_t peer, uint64_t bytes, uint64_t expected) const {
@@ -191,7 +201,10 @@ void Run::reduce_own_chunk() {
     std::vector<void*> targets;
     for (uint32_t rank = 0; rank < comm_.ranks(); ++rank) {
         sources.push_back(source(rank) + first * bytes);
-        if (asked_.kind == Kind::kAllReduce || rank == asked_.root) targets.push_back(target(rank) + first * bytes);
+        cross(rank, (last - first) * bytes);
+        if (asked_.kind != Kind::kAllReduce && rank != asked_.root) continue;
+        targets.push_back(target(rank) + first * bytes);
+        cross(rank, (last - first) * bytes);
     }
     reduce(asked_.type, asked_.op, sources.data(), comm_.ranks(), targets.data(),
            static_cast<uint32_t>(targets.size()), last - first);
@@ -199,7 +212,10 @@ void Run::reduce_own_chunk() {
 
 void Run::reduce_everything() {
     std::vector<const void*> sources;
-    for (uint32_t rank = 0; rank < comm_.ranks(); ++rank) sources.push_back(source(rank));
+    for (uint32_t rank = 0; rank < comm_.ranks(); ++rank) {
+        sources.push_back(source(rank));
+        cross(rank, asked_.send_bytes);
+    }
     void* to = asked_.recv;
     reduce(asked_.type, asked_.op, sources.data(), comm_.ranks(), &to, 1, asked_.count);
 }
@@ -215,6 +231,7 @@ void Run::reduce_scattered() {
             offset = sent.offset;
         }
         sources.push_back(source(rank) + offset);
+        cross(rank, asked_.recv_bytes);
     }
     if (asked_.recv_bytes == 0) return;
     void* to = landing(0, asked_.recv_bytes, static_cast<const char*>(sources[self]));

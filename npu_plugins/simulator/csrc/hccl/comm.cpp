@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <thread>
 #include <unordered_map>
 
@@ -57,11 +58,15 @@ class Comm::Patience {
         if (limit.count() > 0 && now - started_ >= limit)
             throw CommFailure(HCCL_E_TIMEOUT, "EI0002: notify wait timed out: " + where() + " waited " +
                                                   std::to_string(limit.count()) +
-                                                  " s (HCCL_EXEC_TIMEOUT); did not arrive: rank " +
-                                                  list_ranks(comm_.ranks(), is_missing_) + ".");
+                                                  " s (HCCL_EXEC_TIMEOUT); " + what_is_missing() + ".");
     }
 
   private:
+    std::string what_is_missing() const {
+        const std::string absent = list_ranks(comm_.ranks(), is_missing_);
+        return absent.empty() ? "its data were still on their way" : "did not arrive: rank " + absent;
+    }
+
     std::string where() const {
         return label_.text() + " on communicator '" + comm_.name() + "', rank " + std::to_string(comm_.rank());
     }
@@ -189,6 +194,19 @@ void Comm::wait_for_bell(const Label& label, const std::function<bool()>& progre
 void Comm::ring_bell(uint32_t other) {
     RankState& state = control_->rank(other);
     ring(state.doorbell, state.doorbell_waiters);
+}
+
+Clock::duration Comm::crossing_time(uint32_t peer, uint64_t bytes) const {
+    return plan_.slow_links.time_for(control_->rank(rank()).physical_device, control_->rank(peer).physical_device, bytes);
+}
+
+void Comm::sleep_until(Clock::time_point then, const Label& label,
+                       const std::function<bool(uint32_t)>& is_missing) {
+    Patience patience(*this, label, is_missing);
+    for (auto now = Clock::now(); now < then; now = Clock::now()) {
+        patience.check();
+        std::this_thread::sleep_for(std::min<Clock::duration>(then - now, kSlice));
+    }
 }
 
 uint64_t Comm::next_generation(const std::string& key) {

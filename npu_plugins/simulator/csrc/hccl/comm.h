@@ -12,6 +12,7 @@
 #include "hccl/config.h"
 #include "hccl/control.h"
 #include "hccl/peer_memory.h"
+#include "hccl/slow_links.h"
 #include "hccl/turnstile.h"
 #include "hccl/types.h"
 
@@ -25,6 +26,7 @@ struct CommPlan {
     uint32_t rank = 0;
     int device = -1;  // visible number
     Timeouts timeouts;
+    SlowLinks slow_links;
 };
 
 // Thrown inside a stream task when an operation cannot end; the task turns it into the stream's error.
@@ -67,6 +69,10 @@ class Comm : public std::enable_shared_from_this<Comm> {
                        const std::function<bool(uint32_t)>& is_missing);
     // Rings another rank's doorbell.
     void ring_bell(uint32_t rank);
+    // How long `bytes` between this rank and `peer` take at least.
+    Clock::duration crossing_time(uint32_t peer, uint64_t bytes) const;
+    // Sleeps until then; `is_missing(rank)` says whom it needs until then. Throws CommFailure as the waits do.
+    void sleep_until(Clock::time_point then, const Label& label, const std::function<bool(uint32_t)>& is_missing);
     // Which of the two descriptor places the next collective uses; alternates.
     uint32_t next_parity() { return collectives_run_++ % kParities; }
     // Number of the sub-communicators made so far under this key, counting this one.

@@ -1,8 +1,10 @@
 #include "hccl/messages.h"
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <map>
+#include <optional>
 #include <utility>
 
 namespace npu_sim::hccl {
@@ -12,7 +14,11 @@ namespace {
 struct Lane {
     std::deque<const Transfer*> left;
     bool is_posted = false;  // of the first, when it is a send
+    std::optional<Clock::time_point> due;  // of the first, when it is a receive whose data are on their way
 };
+
+// How long other transfers may go unseen while data cross a slow link.
+constexpr std::chrono::milliseconds kGlance{1};
 
 class Exchange {
   public:
@@ -21,6 +27,7 @@ class Exchange {
 
   private:
     bool advance();
+    std::optional<Clock::time_point> next_due() const;
     bool advance_send(Lane& lane, uint32_t peer);
     bool advance_receive(Lane& lane, uint32_t peer);
     void check_match(const Mailbox& box, const Transfer& wanted) const;
@@ -36,12 +43,16 @@ Exchange::Exchange(Comm& comm, const std::vector<Transfer>& transfers, const Lab
 }
 
 void Exchange::execute() {
-    const auto progress = [this] {
-        while (advance()) continue;
-        return lanes_.empty();
-    };
-    const auto is_missing = [this](uint32_t rank) {
+    const std::function<bool(uint32_t)> is_missing = [this](uint32_t rank) {
         return lanes_.count({true, rank}) != 0 || lanes_.count({false, rank}) != 0;
+    };
+    const auto progress = [&] {
+        while (true) {
+            while (advance()) continue;
+            const auto due = next_due();
+            if (!due) return lanes_.empty();
+            comm_.sleep_until(std::min<Clock::time_point>(*due, Clock::now() + kGlance), label_, is_missing);
+        }
     };
     comm_.wait_for_bell(label_, progress, is_missing);
 }
@@ -55,6 +66,14 @@ bool Exchange::advance() {
         entry = entry->second.left.empty() ? lanes_.erase(entry) : std::next(entry);
     }
     return moved;
+}
+
+// When the first of the receives whose data are on their way is over; nothing if there is none.
+std::optional<Clock::time_point> Exchange::next_due() const {
+    std::optional<Clock::time_point> first;
+    for (const auto& [key, lane] : lanes_)
+        if (lane.due && (!first || *lane.due < *first)) first = lane.due;
+    return first;
 }
 
 bool Exchange::advance_send(Lane& lane, uint32_t peer) {
@@ -80,7 +99,13 @@ bool Exchange::advance_receive(Lane& lane, uint32_t peer) {
     Mailbox& box = comm_.control().mailbox(peer, comm_.rank());
     if (box.posted.load() == box.taken.load()) return false;
     const Transfer& next = *lane.left.front();
-    check_match(box, next);
+    const uint64_t bytes = next.count * element_bytes(next.type);
+    if (!lane.due) {
+        check_match(box, next);
+        lane.due = Clock::now() + comm_.crossing_time(peer, bytes);
+    }
+    if (Clock::now() < *lane.due) return false;
+    lane.due.reset();
     const char* from = nullptr;
     if (peer != comm_.rank()) {
         from = comm_.memory(peer).at(box.offset);
@@ -88,7 +113,6 @@ bool Exchange::advance_receive(Lane& lane, uint32_t peer) {
         // To itself: the sender's buffer is the one of the send lane's first transfer.
         from = lanes_.at({true, peer}).left.front()->buffer;
     }
-    const uint64_t bytes = next.count * element_bytes(next.type);
     if (bytes > 0) std::memmove(next.buffer, from, bytes);
     box.taken.fetch_add(1);
     comm_.ring_bell(peer);
