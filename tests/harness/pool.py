@@ -76,6 +76,11 @@ class World:
         self, function: Callable[..., Any], *args: Any, timeout: float = DEFAULT_TIMEOUT, **kwargs: Any
     ) -> list[Outcome]:
         """Like `run`, but returns what became of each rank instead of raising."""
+        self.begin(function, *args, **kwargs)
+        return self.collect(timeout)
+
+    def begin(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Let the ranks run `function`; `collect` takes the outcomes, once other worlds have begun too."""
         if self.broken:
             raise HarnessError(
                 "This world lost a rank in an earlier run; restart it or ask the pool for a new one."
@@ -84,7 +89,6 @@ class World:
         for connection in self.connections:
             if connection is not None:
                 connection.send_bytes(payload)
-        return self.collect(timeout)
 
     def collect(self, timeout: float) -> list[Outcome]:
         """Wait for one outcome per rank; kills the world if a rank died or hangs."""
