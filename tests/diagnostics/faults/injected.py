@@ -129,6 +129,31 @@ class BitFlipped(Faulty):
         raise_together(check_gradients(model, step=self.step))
 
 
+class NanInLayer(Faulty):
+    """A layer of one rank divides zero by zero in one element; all ranks look for what is not finite."""
+
+    def prepare(self, model: nn.Module) -> None:
+        """Let the layer do that, and attach the finder."""
+        from npu_plugins.diagnostics.nonfinite import NonFiniteFinder
+
+        model.layers[1].up.register_forward_hook(self.spoil)
+        self.finder = NonFiniteFinder(model).attach()
+
+    def spoil(
+        self, module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the layer's output, with the division in it."""
+        if not self.is_time:
+            return output
+        scale = torch.ones_like(output)
+        scale[1, 2, 3] = 0.0
+        return output * scale / scale
+
+    def check(self, model: nn.Module) -> None:
+        """End the step for the finder."""
+        self.finder.check_step(step=self.step)
+
+
 FAULTS = MappingProxyType(
     {
         "sleeps": Sleeps,
@@ -139,5 +164,6 @@ FAULTS = MappingProxyType(
         "killed": Killed,
         "out_of_memory": OutOfMemory,
         "bit_flipped": BitFlipped,
+        "nan_in_layer": NanInLayer,
     }
 )
