@@ -81,6 +81,7 @@ class Preflight:
         self.places: dict[int, Place] = {}
         self.hosts: dict[int, str] = {}
         self._worker: Worker | None = None
+        self._silent: set[int] = set()
 
     # Phases
 
@@ -97,10 +98,11 @@ class Preflight:
             received = self._try(lambda: self.board.collect("meeting", limit))
             outcome = verdicts.of_meeting(received, began, self.world_size, limit)
             self._know(outcome.next)
-            self._answer("meeting", outcome)
+            self._answer("meeting", outcome._replace(next=[self._title(), outcome.next]))
         else:
             self._wait("opening", limit)
-        self._know(self._take("meeting", limit + 2 * GRACE))
+        self.report.title, places = self._take("meeting", limit + 2 * GRACE)
+        self._know(places)
 
     def compare(self, name: str, facts: Sequence[Fact]) -> None:
         """Compare facts of all ranks.
@@ -113,7 +115,7 @@ class Preflight:
             PreflightError: they differ so that the ranks cannot communicate.
         """
         degrees = ", ".join(f"{axis} {self.topology.size(axis)}" for axis in ("tp", "dp", "pp", "ep"))
-        facts = [Fact("mesh", "the degrees", degrees, mend="give all ranks the same degrees"), *facts]
+        facts = [Fact("mesh", "the layout", degrees, mend="give all ranks the same degrees"), *facts]
         limit = self.settings.limit
         if self.rank == 0:
             self.board.answer(f"first {name}", as_message(facts))
@@ -205,7 +207,6 @@ class Preflight:
         """Take the places of the ranks that have come; JSON has made strings of ranks."""
         self.places = {int(rank): Place(**place) for rank, place in places.items()}
         self.hosts = guessed_hosts(self.places, self.world_size)
-        self.report.title = self._title()
 
     def _title(self) -> str:
         hosts = len({place.machine for place in self.places.values()})
@@ -256,6 +257,7 @@ class Preflight:
             # Others may have begun later, by as much as they waited for this rank's last answer.
             received = self._try(lambda: self.board.collect(topic, limit + GRACE, self._ended))
             told = {rank: message.value for rank, message in received.items()}
+            self._silent = set(range(self.world_size)) - told.keys()
             faults = verdicts.faults(name, told, self.world_size, self.hosts, self._ended)
             outcome = (
                 Outcome(findings=faults, stop=True)
@@ -296,8 +298,8 @@ class Preflight:
             self.board.answer("end", None)
             with contextlib.suppress(StoreLostError):
                 self.board.post("end", None)
-                # Those who have not come do not go either.
-                self.board.collect("end", END, self._never_came_or_ended)
+                # Those who have not come, or say nothing, will not say that they go.
+                self.board.collect("end", END, self._silent_or_ended)
         else:
             # Whoever ends before rank 0 has told may take it along: a launcher ends all ranks then.
             self._wait("end", self.settings.limit)
@@ -324,8 +326,9 @@ class Preflight:
     def _ended(self, ranks: Collection[int]) -> list[int]:
         return ended_here(ranks, self.places, self.here)
 
-    def _never_came_or_ended(self, ranks: Collection[int]) -> list[int]:
-        return [*(rank for rank in ranks if rank not in self.places), *self._ended(ranks)]
+    def _silent_or_ended(self, ranks: Collection[int]) -> set[int]:
+        absent = {rank for rank in ranks if rank not in self.places or rank in self._silent}
+        return absent | set(self._ended(ranks))
 
     def _somebody_ended(self) -> bool:
         return bool(self._ended(range(self.world_size)))
