@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,13 @@ def _write(model: Any, lora: Lora, state: dict[str, torch.Tensor], directory: Pa
     shell = get_peft_model(skeleton, lora.config, adapter_name=lora.name)
     adapted = {f"{path}." for path in lora.adapters}
     named = {peft_name(name, adapted, lora.name): tensor for name, tensor in state.items()}
-    # Targets are no embeddings, and the vocabulary is the base model's: peft need not look for that one.
-    shell.save_pretrained(str(directory), state_dict=named, save_embedding_layers=False)
+    with warnings.catch_warnings():
+        # peft 0.21 (utils/save_and_load.py) takes the bias of an adapter for a matrix that was not gathered.
+        warnings.filterwarnings(
+            "ignore", message="Adapter .* LoRA tensor\\(s\\) have invalid shape.*_B.bias:"
+        )
+        # Targets are no embeddings, and the vocabulary is the base model's: peft need not look for that one.
+        shell.save_pretrained(str(directory), state_dict=named, save_embedding_layers=False)
 
 
 def peft_name(name: str, adapted: set[str], adapter: str) -> str:

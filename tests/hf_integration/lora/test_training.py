@@ -26,6 +26,10 @@ from tests.hf_integration.lora.adapting import (
 )
 from tests.pipeline.conftest import Ranks
 
+# peft takes the bias of an adapter for a matrix that was not gathered. pytest-xdist in its first process would
+# import peft to hand the warning on, and there transformers finds torch_npu without an NPU.
+pytestmark = pytest.mark.filterwarnings(r"ignore:Adapter .* LoRA tensor\(s\) have invalid shape")
+
 TOLERANCE = 1e-5
 RUNS = {
     "llama": adapting(
