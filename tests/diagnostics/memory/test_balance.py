@@ -1,0 +1,92 @@
+"""Ranks that take more memory are named with what they take it for; balanced ones are not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npu_plugins.diagnostics.memory import RankMemory, imbalances, memory_report
+from npu_plugins.diagnostics.memory.balance import MODEL, OTHERS
+
+GB = 1 << 30
+
+
+def rank(number: int, **changes: Any) -> RankMemory:
+    """A rank that takes 10 GB at its peak, on a device of its own with 1 GB of the runtime's."""
+    common: dict[str, Any] = {
+        "host": "a",
+        "device": f"npu:{number}",
+        "place": f"pp {number}",
+        "holds": f"layer {number}",
+        "total": 64 * GB,
+        "free": 53 * GB,
+        "allocated": 8 * GB,
+        "reserved": 10 * GB,
+        "peak": 10 * GB,
+        "peak_reserved": 10 * GB,
+        "parameters": GB,
+        "gradients": GB,
+        "optimizer": 4 * GB,
+    }
+    return RankMemory(number, **{**common, **changes})
+
+
+def test_equal_ranks_are_balanced() -> None:
+    ranks = [rank(number) for number in range(4)]
+    assert imbalances(ranks) == ()
+    assert "balanced: no rank takes 10 % more" in memory_report(ranks)
+
+
+CAUSES: list[tuple[dict[str, Any], str]] = [
+    ({"parameters": 2 * GB, "optimizer": 8 * GB, "peak": 15 * GB, "peak_reserved": 15 * GB}, MODEL),
+    ({"peak": 14 * GB, "peak_reserved": 14 * GB}, "activations"),
+    ({"peak_reserved": 13 * GB}, "fragments"),
+    ({"free": 40 * GB}, OTHERS),
+]
+
+
+@pytest.mark.parametrize(("changes", "cause"), CAUSES, ids=[cause for _, cause in CAUSES])
+@pytest.mark.parametrize("number", [0, 2])
+def test_the_cause_is_named(changes: dict[str, Any], cause: str, number: int) -> None:
+    ranks = [rank(each) for each in range(4)]
+    ranks[number] = replace(ranks[number], **changes)
+    (found,) = imbalances(ranks)
+    assert (found.rank, found.cause) == (number, cause)
+    assert f"imbalance: rank {number} takes" in memory_report(ranks)
+
+
+def test_a_rank_of_two_is_compared_with_the_smaller() -> None:
+    ranks = [rank(0), rank(1, parameters=3 * GB, peak=12 * GB, peak_reserved=12 * GB, holds="layer 1, head")]
+    (found,) = imbalances(ranks)
+    assert str(found) == (
+        "rank 1 takes 2.0GB more than rank 0, 2.0GB of it for the model's parameters, gradients and "
+        "optimizer states (layer 1, head); move layers to other stages: ds_config "
+        "pipeline.partition_method, or fewer layers beside embedding and head"
+    )
+
+
+def test_ranks_that_share_a_device_are_no_other_processes() -> None:
+    ranks = [replace(rank(number), device="npu:0", free=43 * GB) for number in range(2)]
+    assert imbalances(ranks) == ()
+
+
+@given(st.lists(st.integers(95, 100), min_size=2, max_size=9))
+def test_small_differences_are_no_imbalance(peaks: list[int]) -> None:
+    ranks = [
+        rank(number, peak=peak * GB // 10, peak_reserved=peak * GB // 10) for number, peak in enumerate(peaks)
+    ]
+    assert imbalances(ranks) == ()
+
+
+def test_many_ranks_fit_a_screen() -> None:
+    ranks = [rank(number) for number in range(1024)]
+    ranks[700] = replace(ranks[700], peak=30 * GB, peak_reserved=30 * GB)
+    text = memory_report(ranks, step=5, simulated=True)
+    assert text.startswith("memory of 1024 ranks after step 5 (simulated NPUs)\n")
+    assert text.count("\n") < 24
+    assert "Rank 700: 11.0GB used of 64.0GB, peak 30.0GB" in text
+    assert "imbalance: rank 700 takes 20.0GB more" in text
