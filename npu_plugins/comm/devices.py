@@ -40,8 +40,7 @@ def device_for(backend: str, device: torch.device | str | None) -> torch.device:
     """
     reach = _reach(backend)
     if device is None:
-        by_itself = ":" not in backend and "cpu" in reach
-        device = "cpu" if by_itself else next((kind for kind in reach if kind != "cpu"), "cpu")
+        device = backend_device_type(backend)
     found = torch.device(device)
     if found.type not in reach:
         raise CommError(
@@ -50,6 +49,17 @@ def device_for(backend: str, device: torch.device | str | None) -> torch.device:
     if found.type != "cpu" and found.index is None:
         found = torch.device(found.type, _own_index(found.type))
     return found
+
+
+def backend_device_type(backend: str) -> str:
+    """Return the type of device that ranks of `backend` use: the CPU if it serves that by itself (gloo).
+
+    Raises:
+        CommError: no backend of that name is known.
+    """
+    reach = _reach(backend)
+    by_itself = ":" not in backend and "cpu" in reach
+    return "cpu" if by_itself else next((kind for kind in reach if kind != "cpu"), "cpu")
 
 
 def make_current(device: torch.device) -> None:

@@ -67,6 +67,32 @@ def run_local_ranks(command: Sequence[str], ranks: int, shutdown_timeout: int = 
     return 0
 
 
+def usual_backend() -> str:
+    """Return the backend of this machine's accelerator, such as hccl or nccl; gloo if it has none."""
+    import torch
+    import torch.distributed as dist
+
+    for kind, backend in dist.Backend.default_device_backend_map.items():
+        module = getattr(torch, kind, None)
+        if kind not in ("cpu", "mps") and module is not None and module.is_available():
+            return backend
+    return "gloo"
+
+
+def devices_here(backend: str) -> int | None:
+    """Return how many devices this machine has for ranks of `backend`; None for a CPU, which ranks share.
+
+    Raises:
+        CommError: torch knows no such backend.
+    """
+    import torch
+
+    from npu_plugins.comm.devices import backend_device_type
+
+    kind = backend_device_type(backend)
+    return None if kind == "cpu" else getattr(torch, kind).device_count()
+
+
 def npu_plugins_command(*arguments: str) -> list[str]:
     """Return the command that runs ``npu-plugins ARGUMENTS`` with this interpreter."""
     start = "import sys; from npu_plugins.cli import main; sys.exit(main())"
