@@ -25,10 +25,9 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from npu_plugins.diagnostics.doctor import examine, this_machine, worst
-    from npu_plugins.diagnostics.doctor.report import as_json, as_text
+    from npu_plugins.diagnostics.doctor import examine, this_machine
+    from npu_plugins.diagnostics.doctor.report import as_json, as_text, exit_status
 
     findings = examine(this_machine())
     print(as_json(findings) if options.json else as_text(findings, quiet=options.quiet))
-    level = worst(findings)
-    return int(level == "error" or (options.strict and level == "warning"))
+    return exit_status(findings, strict=options.strict)

@@ -65,7 +65,7 @@ def find(machine: Machine) -> Cann | None:
         prefixes.append(str(PurePosixPath(machine.environ["HOME"].strip()) / "Ascend"))
     for prefix in prefixes:
         for place in _HOMES:
-            for folder in reversed(machine.glob(f"{prefix}/{place}")):
+            for folder in reversed(machine.glob(prefix, place)):
                 if folder.is_dir():
                     return describe(machine, machine.name(folder))
     return None
@@ -88,17 +88,17 @@ def kernel_chips(machine: Machine, cann: Cann) -> list[str]:
 
     A toolkit alone has such a folder too, with `ops_oam` in it and nothing else.
     """
-    folders = machine.glob(f"{cann.home}/opp/built-in/op_impl/ai_core/tbe/kernel/ascend*")
+    folders = machine.glob(f"{cann.home}/opp/built-in/op_impl/ai_core/tbe/kernel", "ascend*")
     return [
         folder.name
         for folder in folders
-        if any(sub.name != "ops_oam" for sub in machine.glob(f"{machine.name(folder)}/*"))
+        if any(sub.name != "ops_oam" for sub in machine.glob(machine.name(folder), "*"))
     ]
 
 
 def _version(machine: Machine, home: str, parts: dict[str, str]) -> str | None:
-    for pattern in (f"{home}/ascend_*_install.info", f"{home}/*-linux/ascend_*_install.info"):
-        for path in machine.glob(pattern):
+    for pattern in ("ascend_*_install.info", "*-linux/ascend_*_install.info"):
+        for path in machine.glob(home, pattern):
             found = value_of(machine.read(machine.name(path)) or "", "version")
             if found:
                 return found

@@ -56,14 +56,14 @@ def find(machine: Machine) -> Driver | None:
 
 def device_numbers(machine: Machine) -> list[int]:
     """Return the numbers of the NPUs that this machine or container has device files of."""
-    names = (path.name.removeprefix("davinci") for path in machine.glob("/dev/davinci[0-9]*"))
+    names = (path.name.removeprefix("davinci") for path in machine.glob("/dev", "davinci[0-9]*"))
     return sorted(int(name) for name in names if name.isdecimal())
 
 
 def pci_cards(machine: Machine) -> list[str]:
     """Return the PCI device numbers (0xd802) of the NPUs on the bus, with or without a driver."""
     found = []
-    for folder in machine.glob("/sys/bus/pci/devices/*"):
+    for folder in machine.glob("/sys/bus/pci/devices", "*"):
         name = machine.name(folder)
         vendor, kind, device = (
             (machine.read(f"{name}/{part}") or "").strip() for part in ("vendor", "class", "device")

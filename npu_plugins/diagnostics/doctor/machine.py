@@ -57,6 +57,8 @@ class Machine:
     """The address of a host name; raises OSError."""
     limit: Callable[[str], int | None]
     """A soft limit by the name of `resource`, such as RLIMIT_NOFILE; None: unlimited."""
+    may_open: Callable[[Path], bool]
+    """Whether this user may read and write a file."""
     space: Callable[[Path], tuple[int, int]]
     """Bytes of a file system: in all, and free; raises OSError."""
     now: Callable[[], float]
@@ -74,14 +76,14 @@ class Machine:
         """Return the text of a file, or None if it cannot be read."""
         try:
             return self.path(absolute).read_text(encoding="utf-8", errors="replace")
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a name that no file can have, out of another file
             return None
 
-    def glob(self, absolute: str) -> list[Path]:
-        """Return the paths that match an absolute pattern, in order; empty if they cannot be listed."""
+    def glob(self, folder: str, pattern: str) -> list[Path]:
+        """Return the paths in a folder that match a pattern, in order; empty if it cannot be listed."""
         try:
-            return sorted(self.root.glob(absolute.lstrip("/")))
-        except OSError:
+            return sorted(self.path(folder).glob(pattern))
+        except (OSError, ValueError):
             return []
 
     def which(self, program: str) -> str | None:
@@ -126,6 +128,7 @@ def this_machine(environ: Mapping[str, str] = os.environ) -> Machine:
         interfaces=lambda: list(_interfaces()),
         resolve=socket.gethostbyname,
         limit=_limit,
+        may_open=lambda path: os.access(path, os.R_OK | os.W_OK),
         space=_space,
         now=time.time,
     )

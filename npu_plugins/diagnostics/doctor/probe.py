@@ -31,7 +31,8 @@ def _simulator() -> int:
 def _npus() -> int:
     from npu_plugins.simulator.settings import simulator_requested
 
-    answer: dict[str, Any] = {"error": "", "count": 0, "memory": [], "timeouts": []}
+    answer: dict[str, Any]
+    answer = {"error": "", "torch": "", "torch_npu": "", "count": 0, "memory": [], "timeouts": []}
     try:
         import torch
         import torch_npu

@@ -26,6 +26,12 @@ def as_text(findings: Sequence[Finding], *, quiet: bool = False) -> str:
     return "\n".join([*map(_paragraph, shown), f"{totals}."])
 
 
+def exit_status(findings: Sequence[Finding], *, strict: bool = False) -> int:
+    """Return 1 if something makes training on an NPU fail, or with `strict` if anything is wrong; else 0."""
+    level = worst(findings)
+    return int(level == "error" or (strict and level == "warning"))
+
+
 def as_json(findings: Sequence[Finding]) -> str:
     """Return `{"level": the worst, "counts": {...}, "findings": [{check, level, seen, mend}, ...]}`."""
     counts = Counter(finding.level for finding in findings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import dataclass
@@ -85,11 +86,13 @@ class Compatibility:
         return None
 
 
+@functools.cache
 def compatibility() -> Compatibility:
     """Read the table of versions."""
     return Compatibility(_read("compatibility.json"))
 
 
+@functools.cache
 def variables() -> dict[str, Any]:
     """Read the table of environment variables: `hccl` with their limits, and `mistaken` with what to use."""
     return _read("variables.json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from npu_plugins.accelerator.environment import MISTAKEN_DEVICE_VARIABLES, VISIBLE_DEVICES, parse_devices
@@ -31,7 +30,7 @@ def files(machine: Machine) -> Iterator[Finding]:
         )
     own = [f"/dev/davinci{number}" for number in numbers]
     names = [name for name in (*own, *driver.MANAGERS) if machine.path(name).exists()]
-    closed = [name for name in names if not os.access(machine.path(name), os.R_OK | os.W_OK)]
+    closed = [name for name in names if not machine.may_open(machine.path(name))]
     if closed:
         yield error(
             check,

@@ -101,9 +101,11 @@ def compiled(machine: Machine) -> Iterator[Finding]:
     """CPUAdam is compiled, and no build that died holds a lock for ever."""
     root = machine.setting("TORCH_EXTENSIONS_DIR")
     home = machine.setting("XDG_CACHE_HOME") or f"{machine.setting('HOME') or '/root'}/.cache"
-    caches = [root] if root else [machine.name(path) for path in machine.glob(f"{home}/torch_extensions/*")]
-    finished = [p for cache in caches for p in machine.glob(f"{cache}/npu_plugins/cpu_adam-*/finished")]
-    for lock in (p for cache in caches for p in machine.glob(f"{cache}/*/lock")):
+    caches = (
+        [root] if root else [machine.name(path) for path in machine.glob(f"{home}/torch_extensions", "*")]
+    )
+    finished = [p for cache in caches for p in machine.glob(cache, "npu_plugins/cpu_adam-*/finished")]
+    for lock in (p for cache in caches for p in machine.glob(cache, "*/lock")):
         try:
             age = machine.now() - lock.stat().st_mtime
         except OSError:

@@ -10,7 +10,7 @@ from npu_plugins.diagnostics.doctor import cann, versions
 from npu_plugins.diagnostics.doctor.checks.platform import is_there
 from npu_plugins.diagnostics.doctor.finding import Finding, error, ok, warning
 from npu_plugins.diagnostics.doctor.machine import Machine
-from npu_plugins.diagnostics.doctor.tables import compatibility
+from npu_plugins.diagnostics.doctor.tables import Pair, compatibility
 
 _LEAST_PYTHON = (3, 10)
 FRAMEWORKS = ("deepspeed", "transformers", "accelerate", "peft", "datasets", "safetensors", "numpy")
@@ -51,12 +51,12 @@ def torch_pair(machine: Machine) -> Iterator[Finding]:
     yield ok("packages.torch", f"torch {torch}.")
     release = torch.partition("+")[0]
     if torch_npu is None:
-        rows = compatibility().rows_for(torch)
-        choice = rows[0].torch_npu if rows else f"{versions.series(release)}.*"
+        row = _row_for(machine, torch)
+        choice = row.torch_npu if row else f"{versions.series(release)}.*"
         yield error(
             check,
             f"torch {torch} is installed, torch_npu is not: DeepSpeed and the Trainer would use the CPU.",
-            f"pip install torch_npu=={choice}" + (f" (for CANN {rows[0].cann})." if rows else "."),
+            f"pip install torch_npu=={choice}" + (f" (for CANN {row.cann})." if row else "."),
         )
     elif not versions.same_release(torch, torch_npu):
         yield error(
@@ -125,6 +125,14 @@ def for_cann(machine: Machine) -> Iterator[Finding]:
             f" numpy<{limit['below']}.",
             f"pip install 'numpy<{limit['below']}', if its operator compiler fails in numpy.",
         )
+
+
+def _row_for(machine: Machine, torch: str) -> Pair | None:
+    """Return the torch_npu for a torch: the one for the CANN that is here, else the newest."""
+    rows, installed = compatibility().rows_for(torch), cann.find(machine)
+    version = installed.version if installed and installed.version else ""
+    fitting = [row for row in rows if versions.same_release(row.cann, version)]
+    return next(iter(fitting or rows), None)
 
 
 def _base(version: str) -> str:

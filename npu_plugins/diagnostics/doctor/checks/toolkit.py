@@ -101,8 +101,8 @@ def environment(machine: Machine) -> Iterator[Finding]:
     if opp is None or not machine.path(opp).is_dir():
         lacking.append(f"ASCEND_OPP_PATH is {opp + ', which is no folder' if opp else 'not set'}")
     libraries = _folders(machine, "LD_LIBRARY_PATH")
-    if not any(machine.path(f"{folder}/libhccl.so").exists() for folder in libraries):
-        lacking.append("no folder of LD_LIBRARY_PATH has libhccl.so")
+    if not any(machine.path(f"{folder}/{name}").exists() for folder in libraries for name in cann.LIBRARIES):
+        lacking.append("no folder of LD_LIBRARY_PATH has libhccl.so and its like")
     if lacking:
         yield error(
             check,
@@ -152,19 +152,19 @@ def acceleration_library(machine: Machine) -> Iterator[Finding]:
     if not is_there(machine):
         return
     home = machine.setting("ATB_HOME_PATH")
-    installed = machine.glob(f"{cann.DEFAULT_PREFIX}/nnal/atb/set_env.sh")
+    script = f"{cann.DEFAULT_PREFIX}/nnal/atb/set_env.sh"
     if home is not None and not machine.path(home).is_dir():
         yield warning(
             check,
             f"ATB_HOME_PATH is {home}, which is no folder.",
-            f"source {cann.DEFAULT_PREFIX}/nnal/atb/set_env.sh, or install Ascend-cann-nnal.",
+            f"source {script}, or install Ascend-cann-nnal.",
         )
-    elif home is None and installed:
+    elif home is None and machine.path(script).is_file():
         yield warning(
             check,
             "ATB (nnal) is installed, but its set_env.sh has not been sourced: operators such as"
             " npu_grouped_matmul of torch_npu's ATB plug-in are missing.",
-            f"source {machine.name(installed[0])}.",
+            f"source {script}.",
         )
     elif home is not None:
         yield ok(check, f"ATB is set up ({home}).")

@@ -1,0 +1,375 @@
+"""Each fault alone on a machine that is right otherwise: it is named, with its mend, and nothing else is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from npu_plugins.diagnostics.doctor import Finding, Machine, examine
+from npu_plugins.diagnostics.doctor.checks.network import matches
+from npu_plugins.diagnostics.doctor.machine import Interface
+from tests.diagnostics.doctor import machines
+from tests.diagnostics.doctor.machines import GOOD, HOME, write
+
+
+def faults(machine: Machine) -> list[Finding]:
+    return [finding for finding in examine(machine) if finding.level != "ok"]
+
+
+def the_fault(machine: Machine) -> Finding:
+    found = faults(machine)
+    assert len(found) == 1, found
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("environ", "check", "level", "words"),
+    [
+        ({"ASCEND_RT_VISIBLE_DEVICES": ""}, "devices.visible", "error", "hides every NPU"),
+        ({"ASCEND_RT_VISIBLE_DEVICES": "0-3"}, "devices.visible", "error", "no list of numbers"),
+        ({"ASCEND_RT_VISIBLE_DEVICES": "0,8,9"}, "devices.visible", "error", "names 8, 9"),
+        ({"ASCEND_RT_VISIBLE_DEVICES": "1,1"}, "devices.visible", "error", "twice"),
+        ({"NPU_VISIBLE_DEVICES": "0"}, "devices.wrong_variable", "warning", "nothing reads it"),
+        ({"DS_ACCELERATOR": "cpu"}, "devices.ds_accelerator", "warning", "will not use the NPU"),
+        ({"ACCELERATE_USE_CPU": "1"}, "devices.accelerate_use_cpu", "warning", "leaves DeepSpeed out"),
+        ({"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "variables.autoload", "warning", "does not bring the NPU"),
+        ({"HCCL_RDMA_TC": "130"}, "variables.values", "error", "that 4 divides"),
+        ({"HCCL_DETERMINISTIC": "yes"}, "variables.values", "error", "one of true, false, strict"),
+        (
+            {"HCCL_INTRA_PCIE_ENABLE": "1", "HCCL_INTRA_ROCE_ENABLE": "1"},
+            "variables.values",
+            "error",
+            "both 1",
+        ),
+        ({"OMP_NUM_THREADS": "many"}, "variables.omp_num_threads", "warning", "is ignored"),
+        ({"OMP_NUM_THREADS": "400"}, "variables.omp_num_threads", "warning", "192 processors"),
+        ({"HCCL_SOCKET_IFNAME": "=eth"}, "network.interface", "error", "matches no interface"),
+        ({"HCCL_SOCKET_IFNAME": "^eth"}, "network.interface", "ok", ""),
+        ({"HCCL_IF_IP": "192.168.1.9"}, "network.interface", "error", "no interface of this host"),
+        ({"HCCL_IF_IP": "eth0"}, "network.interface", "error", "is no address"),
+        ({"GLOO_SOCKET_IFNAME": "eth1"}, "network.gloo", "error", "names eth1"),
+        ({"MASTER_ADDR": "nowhere"}, "network.master", "error", "cannot be resolved"),
+        ({"MASTER_PORT": "70000"}, "network.master", "error", "is no port"),
+        (
+            {"MASTER_ADDR": "localhost", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"},
+            "network.master",
+            "error",
+            "the loopback",
+        ),
+        ({"HCCL_WHITELIST_DISABLE": "0"}, "network.whitelist", "error", "HCCL_WHITELIST_FILE is not set"),
+        ({"RANK_TABLE_FILE": "/none.json"}, "network.rank_table", "warning", "meet without it"),
+        ({"ATB_HOME_PATH": "/none"}, "cann.atb", "warning", "no folder"),
+        ({"ASCEND_OPP_PATH": "/none"}, "cann.set_env", "error", "ASCEND_OPP_PATH is /none"),
+        ({"LD_LIBRARY_PATH": "/usr/lib"}, "cann.set_env", "error", "libhccl.so and its like"),
+        ({"PYTHONPATH": ""}, "cann.pythonpath", "warning", "operator compiler"),
+        ({"ASCEND_HOME_PATH": "/none"}, "cann.installation", "error", "ASCEND_HOME_PATH is /none"),
+    ],
+)
+def test_an_environment(tmp_path: Path, environ: dict[str, str], check: str, level: str, words: str) -> None:
+    found = faults(machines.healthy(tmp_path, environ=environ))
+    assert [(f.check, f.level) for f in found] == ([(check, level)] if level != "ok" else [])
+    assert all(words in f.seen for f in found)
+
+
+@pytest.mark.parametrize(
+    ("packages", "check", "level", "words"),
+    [
+        ({"torch": None}, "packages.torch", "error", "torch is not installed"),
+        ({"torch": "2.7.0", "torch_npu": "2.7.1.post2"}, "packages.torch_npu", "warning", "for torch 2.7.1"),
+        ({"torch_npu": "2.9.0.post2"}, "pairs.torch_npu_cann", "error", "made for CANN 9.0.0"),
+        ({"torch": "2.8.0", "torch_npu": "2.8.0"}, "pairs.torch_npu_cann", "warning", "the newer 8.5.0"),
+        (
+            {"torch": "2.13.0", "torch_npu": "2.13.0"},
+            "pairs.torch_npu_cann",
+            "warning",
+            "already needs CANN 9.1.0",
+        ),
+        ({"torch_npu": "2.9.0.dev1"}, "pairs.torch_npu_cann", "warning", "No table says"),
+        ({"deepspeed": None}, "packages.deepspeed", "error", "not installed"),
+        ({"accelerate": "1.2.0"}, "packages.accelerate", "error", "needs accelerate>=1.3"),
+        ({"scipy": None, "sympy": None}, "packages.for_cann", "warning", "sympy, scipy"),
+        ({"numpy": "2.1.0"}, "packages.numpy_for_cann", "warning", "numpy<2.0"),
+        ({"ninja": None}, "host.ninja", "warning", "ninja is not installed"),
+    ],
+)
+def test_packages(tmp_path: Path, packages: dict[str, Any], check: str, level: str, words: str) -> None:
+    known = {name: version for name, version in {**GOOD, **packages}.items() if version}
+    found = the_fault(machines.healthy(tmp_path, packages=known))
+    assert (found.check, found.level) == (check, level)
+    assert words in found.seen
+
+
+def without(path: str) -> Callable[[Path], None]:
+    return lambda root: (root / path.lstrip("/")).unlink()
+
+
+def rewritten(path: str, text: str) -> Callable[[Path], None]:
+    return lambda root: [None, write(root, path, text)][0]
+
+
+DRIVER = "/usr/local/Ascend/driver/version.info"
+KERNELS = f"{HOME}/opp/built-in/op_impl/ai_core/tbe/kernel"
+MIXED = "runtime_running_version=[7.8.0.1.1:8.5.0]\nopp_running_version=[7.7.0.1.1:8.3.RC1]\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "level", "words"),
+    [
+        (without("/dev/hisi_hdc"), "devices.files", "error", "/dev/hisi_hdc missing"),
+        (without("/usr/local/bin/npu-smi"), "devices.health", "warning", "npu-smi is not in PATH"),
+        (
+            without("/usr/local/Ascend/driver/lib64/driver/libascend_hal.so"),
+            "cann.driver_library",
+            "error",
+            "no libascend_hal.so",
+        ),
+        (without(DRIVER), "pairs.cann_driver", "warning", "version is not known"),
+        (rewritten(DRIVER, "Version=24.1.rc3\n"), "pairs.cann_driver", "error", "needs 25.0 or newer"),
+        (rewritten(DRIVER, "Version=27.0.0\n"), "pairs.cann_driver", "ok", ""),
+        (rewritten(f"{HOME}/version.cfg", MIXED), "cann.mixed_parts", "error", "opp 8.3.RC1, runtime 8.5.0"),
+        (
+            lambda root: (root / KERNELS.lstrip("/") / "ascend910b").rename(
+                root / KERNELS.lstrip("/") / "ascend310p"
+            ),
+            "cann.operators",
+            "error",
+            "operators for ascend310p, and this machine has ascend910b",
+        ),
+        (
+            rewritten("/usr/local/Ascend/nnal/atb/set_env.sh", ""),
+            "cann.atb",
+            "warning",
+            "has not been sourced",
+        ),
+        (
+            rewritten("/proc/sys/net/ipv4/ip_local_reserved_ports", "60000-60015\n"),
+            "network.ports",
+            "warning",
+            "60000 to 60031",
+        ),
+        (
+            rewritten("/etc/hccn.conf", "address_0=10.0.0.1\n"),
+            "network.npu_addresses",
+            "warning",
+            "NPU 1, 2, 3",
+        ),
+        (
+            rewritten("/etc/hccn.conf", "".join(f"address_{n}=10.0.0.1\n" for n in range(8))),
+            "network.npu_addresses",
+            "error",
+            "one address",
+        ),
+    ],
+)
+def test_files(tmp_path: Path, change: Callable[[Path], None], check: str, level: str, words: str) -> None:
+    machine = machines.healthy(tmp_path)
+    change(tmp_path)
+    found = faults(machine)
+    assert [(f.check, f.level) for f in found] == ([(check, level)] if level != "ok" else [])
+    assert all(words in f.seen for f in found)
+
+
+@pytest.mark.parametrize(
+    ("said", "check", "level", "words"),
+    [
+        (machines.npu_smi(npu3="Alarm"), "devices.health", "error", "NPU 3 (910B3) is Alarm"),
+        (machines.npu_smi(npu3="Warning"), "devices.health", "warning", "NPU 3 (910B3) is Warning"),
+        (
+            machines.npu_smi().replace("3397 / 65536", "60887 / 65536", 1)
+            + "\n| 0       0                 | 3180736       | python3                  | 57490            |",
+            "devices.memory",
+            "warning",
+            "NPU 0: 60887 of 65536 MiB are used, by python3 (pid 3180736, 57490 MiB)",
+        ),
+    ],
+)
+def test_what_npu_smi_says(tmp_path: Path, said: str, check: str, level: str, words: str) -> None:
+    found = the_fault(machines.healthy(tmp_path, commands={"npu-smi info": said}))
+    assert (found.check, found.level) == (check, level)
+    assert words in found.seen
+
+
+@pytest.mark.parametrize(
+    ("fields", "check", "level", "words"),
+    [
+        (
+            {"may_open": lambda path: "davinci2" not in path.name},
+            "devices.files",
+            "error",
+            "User ann may not",
+        ),
+        (
+            {"space": lambda path: (64 << 20, 64 << 20)},
+            "host.shared_memory",
+            "warning",
+            "/dev/shm has 64 MiB",
+        ),
+        (
+            {"limit": {**machines.LIMITS, "RLIMIT_NOFILE": 1024}.get},
+            "host.open_files",
+            "warning",
+            "open 1024",
+        ),
+        (
+            {"limit": {**machines.LIMITS, "RLIMIT_MEMLOCK": 65536}.get},
+            "host.locked_memory",
+            "warning",
+            "64 KiB",
+        ),
+        (
+            {"limit": {**machines.LIMITS, "RLIMIT_NPROC": 512}.get},
+            "host.processes",
+            "warning",
+            "512 processes",
+        ),
+        ({"hostname": "node9"}, "network.hostname", "warning", "node9 cannot be resolved"),
+        ({"python": (3, 9, 1)}, "packages.python", "error", "3.10 or newer"),
+        (
+            {"interfaces": lambda: [Interface("docker0", True, ("172.17.0.1",))]},
+            "network.interface",
+            "warning",
+            "would meet on docker0",
+        ),
+        ({"commands": {"g++ --version": "g++ (GCC) 7.3.0"}}, "host.compiler", "warning", "too old"),
+        ({"commands": machines.probe(count=0)}, "runtime.torch_npu", "error", "device_count() is 0"),
+        (
+            {"commands": machines.probe(error="RuntimeError: x")},
+            "runtime.torch_npu",
+            "error",
+            "RuntimeError: x",
+        ),
+        ({"commands": machines.probe(timeouts=["Too short."])}, "runtime.timeouts", "warning", "Too short."),
+        ({"commands": {next(iter(machines.probe())): "boom"}}, "runtime.torch_npu", "error", "'boom'"),
+    ],
+)
+def test_the_host(tmp_path: Path, fields: dict[str, Any], check: str, level: str, words: str) -> None:
+    found = the_fault(machines.healthy(tmp_path, **fields))
+    assert (found.check, found.level) == (check, level)
+    assert words in found.seen
+
+
+def test_a_lock_that_a_dead_build_left(tmp_path: Path) -> None:
+    machine = machines.healthy(tmp_path)
+    lock = write(tmp_path, "/root/.cache/torch_extensions/py311_cpu/cpu_adam/lock")
+    os.utime(lock, (1e9 - 7200, 1e9 - 7200))
+    found = the_fault(machine)
+    assert found.check == "host.build_lock" and "2.0 h old" in found.seen
+    assert found.mend == "rm /root/.cache/torch_extensions/py311_cpu/cpu_adam/lock."
+    os.utime(lock, (1e9 - 60, 1e9 - 60))  # a build that runs
+    assert faults(machine) == []
+
+
+def test_libraries_of_two_canns(tmp_path: Path) -> None:
+    other = "/usr/local/Ascend/ascend-toolkit/8.1.RC1"
+    machines.add_cann(tmp_path, other, "8.1.RC1")
+    path = f"{machines.sourced()['LD_LIBRARY_PATH']}:{other}/lib64"
+    found = the_fault(machines.healthy(tmp_path, environ={"LD_LIBRARY_PATH": path}))
+    assert found.check == "cann.two_environments" and other in found.seen
+
+
+def test_cards_without_a_driver(tmp_path: Path) -> None:
+    machine = machines.machine(tmp_path)
+    machines.add_npus(tmp_path, 2)
+    for number in range(2):
+        (tmp_path / f"dev/davinci{number}").unlink()
+    found = {finding.check: finding for finding in faults(machine)}
+    assert "The PCI bus has 2 NPU(s) (0xd802)" in found["platform.npus"].seen
+    assert "There is no CANN in the usual places" in found["cann.installation"].seen
+
+
+@pytest.mark.parametrize(
+    ("allowed", "words"),
+    [
+        ('{"host_ip": ["192.168.1.7", "192.168.1.8"], "device_ip": []}', None),
+        ('{"host_ip": ["192.168.1.8"]}', "names no address of this host"),
+        ('["192.168.1.7"]', "has no list of addresses"),
+        ('{"host_ip": ["node1"]}', "has no list of addresses"),
+    ],
+)
+def test_a_whitelist(tmp_path: Path, allowed: str, words: str | None) -> None:
+    write(tmp_path, "/home/whitelist", allowed)
+    environ = {"HCCL_WHITELIST_DISABLE": "0", "HCCL_WHITELIST_FILE": "/home/whitelist"}
+    found = faults(machines.healthy(tmp_path, environ=environ))
+    assert [finding.check for finding in found] == (["network.whitelist"] if words else [])
+    assert all(words is not None and words in finding.seen for finding in found)
+
+
+def rank_table(**changes: Any) -> dict[str, Any]:
+    def server(name: str, first: int) -> dict[str, Any]:
+        devices = [
+            {"device_id": str(n), "device_ip": f"10.0.{first}.{n + 1}", "rank_id": str(first + n)}
+            for n in range(2)
+        ]
+        return {"server_id": name, "device": devices}
+
+    table = {"status": "completed", "version": "1.0", "server_count": "2"}
+    return {**table, "server_list": [server("192.168.1.7", 0), server("192.168.1.8", 2)], **changes}
+
+
+def with_device(field: str, value: str) -> dict[str, Any]:
+    table = rank_table()
+    table["server_list"][0]["device"][1][field] = value
+    return table
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (rank_table(), None),
+        (rank_table(status="initializing"), "its status is 'initializing'"),
+        (rank_table(server_count="3"), "server_count is 3, but it lists 2"),
+        (with_device("rank_id", "0"), "its rank_ids are [0, 0, 2, 3], not 0 to 3"),
+        (with_device("device_id", "0"), "machine 192.168.1.7 names a device twice"),
+        (with_device("device_id", "9"), "this machine has no device 9"),
+        (with_device("device_ip", "10.0.0"), "device_ip '10.0.0' is no address"),
+        (with_device("device_ip", "10.0.2.1"), "two devices have one device_ip"),
+        (with_device("device_ip", ""), "every device needs a device_ip"),
+        ({"status": "completed"}, "is no rank table (KeyError: 'server_list')"),
+        ([], "is no rank table"),
+    ],
+)
+def test_a_rank_table(tmp_path: Path, table: Any, words: str | None) -> None:
+    write(tmp_path, "/home/table.json", json.dumps(table))
+    found = faults(
+        machines.healthy(tmp_path, environ={"RANK_TABLE_FILE": "/home/table.json", "WORLD_SIZE": "4"})
+    )
+    assert [finding.check for finding in found] == (["network.rank_table"] if words else [])
+    assert all(words is not None and words in finding.seen for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name", "expected"),
+    [  # the examples of CANN's documentation
+        ("eth,enp", "enp1", True),
+        ("eth,enp", "docker0", False),
+        ("^eth,enp", "eth1", False),
+        ("^eth,enp", "bond0", True),
+        ("=eth0,endvnic", "endvnic", True),
+        ("=eth0,endvnic", "eth01", False),
+        ("^=eth0,enp0", "eth0", False),
+        ("^=eth0,enp0", "eth01", True),
+    ],
+)
+def test_hccl_socket_ifname(wanted: str, name: str, expected: bool) -> None:
+    assert matches(wanted, name) is expected
+
+
+def test_the_interface_is_chosen_as_hccl_does(tmp_path: Path) -> None:
+    known = [
+        Interface("lo", True, ("127.0.0.1",)),
+        Interface("docker0", True, ("172.17.0.1",)),
+        Interface("enp3", True, ("10.1.1.1",)),
+        Interface("bond0", False, ("10.2.2.2",)),
+    ]
+    machine = machines.healthy(tmp_path, interfaces=lambda: known)
+    (chosen,) = examine(machine, ["network.interface"])
+    assert chosen.seen == "HCCL meets on enp3 (10.1.1.1): the first by name."
+    named = dataclasses.replace(machine, environ={**machine.environ, "HCCL_SOCKET_IFNAME": "docker"})
+    (chosen,) = examine(named, ["network.interface"])
+    assert chosen.seen == "HCCL meets on docker0 (172.17.0.1): HCCL_SOCKET_IFNAME=docker."
