@@ -128,6 +128,18 @@ class Preflight:
 
         self._judged(name, Done(as_message(mine)), judge, limit)
 
+    def do(self, name: str, work: Callable[[], Any]) -> Any:
+        """Do something in the thread that communicates, and return what it returns here.
+
+        Args:
+            name: of the phase.
+            work: what to do. If it fails, or does not come back, all ranks are told of which rank.
+
+        Raises:
+            PreflightError: it has not been done on all ranks.
+        """
+        return self._work(name, work, lambda _: Outcome(), value_is_own=True)
+
     def communicate(self, connect: Callable[[], ProcessMesh], measure: bool = True) -> ProcessMesh:
         """Make the groups, run a collective on each of them, and measure links and clocks.
 
@@ -138,7 +150,7 @@ class Preflight:
         Raises:
             PreflightError: something does not come back.
         """
-        mesh: ProcessMesh = self._work("groups", connect, lambda _: Outcome(), value_is_own=True)
+        mesh: ProcessMesh = self.do("groups", connect)
         self._work(
             "collectives",
             lambda: collectives.check_groups(mesh, self._at),
