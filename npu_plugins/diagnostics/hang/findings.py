@@ -20,12 +20,10 @@ KINDS = (
     "op",
     "shape",
     "dtype",
-    "root",
     "silent",
     "not entered",
     "slow",
     "deadlock",
-    "no partner",
     "transfer",
     "consequence",
     "nothing found",
@@ -57,8 +55,7 @@ class Cause:
     """One fault, most likely what the rest follows from."""
 
     kind: str
-    """One of `KINDS`. `op`, `shape`, `dtype` and `root`: ranks called different things at one place of a
-    group."""
+    """One of `KINDS`. `op`, `shape`, `dtype`: ranks called different things at one place of a group."""
     ranks: tuple[int, ...]
     """Whom it is to be looked for at."""
     sentence: str
@@ -86,6 +83,8 @@ class Wait:
     """The longest of their waits."""
     place: tuple[Frame, ...]
     """Where one of them called it, the user's own line first."""
+    text: str = ""
+    """The source of that line, where it can be read."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,11 @@ class Place:
     frames: tuple[Frame, ...]
     """The user's own line first, then its callers; empty if not known."""
     inside: str = ""
-    """What the user's line is in the middle of: `all_reduce` of torch's; empty if in nothing of it."""
+    """The function of a library that the user's line called; empty if it stands there itself."""
+    text: str = ""
+    """The source of the user's line, where it can be read."""
+    error: str = ""
+    """The exception that ends these ranks."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,160 @@
+"""Ranks that called different things at one place of a group, or made different groups under one name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from npu_plugins.diagnostics.hang.dump import Call
+from npu_plugins.diagnostics.hang.findings import Cause
+from npu_plugins.diagnostics.hang.history import History, describe, elements, plain_op
+from npu_plugins.diagnostics.hang.places import Source, frame_text, users_frames
+from npu_plugins.diagnostics.hang.ranks_text import ranks_text, the_ranks
+
+# Every rank gives as much to these. To others (all_gather of a list, scatter, all_to_all) ranks may give
+# different amounts, so that only an unfinished one with different amounts is a fault.
+_ALIKE = frozenset(("allreduce", "broadcast", "reduce", "allreducecoalesced"))
+_ASPECTS = ("op", "dtype", "shape")
+_MEND = {
+    "op": "Make all ranks of the group call the same collectives in the same order; look at what chooses "
+    "between these lines: a condition on the rank, on the data, or on a parameter that only some ranks use.",
+    "dtype": "Convert on all ranks to one dtype before the call; look at what sets it: autocast, a "
+    "configuration, a checkpoint that only some ranks loaded.",
+    "shape": "Give the same number of elements on all ranks; look at what sets it: a last batch that is "
+    "smaller, padding to the longest of each rank's own batch, a parameter that only some ranks have.",
+}
+
+
+def find_mismatches(history: History, source: Source) -> list[Cause]:
+    """Return the first place of each group at which ranks called different things, the earliest first."""
+    found = []
+    for group in history.groups():
+        for sharing in _same_members(history, group):
+            cause = _first_in_group(history, group, sharing, source)
+            if cause is not None:
+                found.append(cause)
+    return sorted(found, key=lambda cause: cause.when)
+
+
+def find_other_members(history: History) -> list[Cause]:
+    """Return groups that some ranks made of other ranks than the others did, under one name."""
+    found: dict[str, Cause] = {}
+    for rank in history.dumps:
+        for call in history.open_calls(rank):
+            own = history.members_told(rank, call.group)
+            for other in own or ():
+                theirs = history.members_told(other, call.group) if other in history.dumps else own
+                if theirs is not None and theirs != own and call.group not in found:
+                    found[call.group] = _other_members(call.group, rank, other, own or (), theirs)
+    return list(found.values())
+
+
+def _other_members(group: str, rank: int, other: int, own: tuple[int, ...], theirs: tuple[int, ...]) -> Cause:
+    return Cause(
+        "membership",
+        tuple(sorted((rank, other))),
+        f"Rank {rank} made group {group!r} of {the_ranks(own)}, but rank {other} of {the_ranks(theirs)}.",
+        "Call new_group on every rank with the same ranks in the same order, also for groups it is not in.",
+    )
+
+
+def _same_members(history: History, group: str) -> Iterator[list[int]]:
+    """Yield lists of ranks that mean one group by its name."""
+    sharing: dict[tuple[int, ...], list[int]] = {}
+    for rank in history.callers(group):
+        sharing.setdefault(history.members(rank, group), []).append(rank)
+    yield from sharing.values()
+
+
+def _first_in_group(history: History, group: str, ranks: list[int], source: Source) -> Cause | None:
+    if len(ranks) < 2:
+        return None
+    calls = {rank: history.collectives(rank, group) for rank in ranks}
+    places = sorted({sequence for made in calls.values() for sequence in made})
+    for sequence in places:
+        here = {rank: made[sequence] for rank, made in calls.items() if sequence in made}
+        for aspect in _ASPECTS:
+            sides = _sides(here, aspect, missing=len(here) < len(history.members(ranks[0], group)))
+            if len(sides) > 1:
+                return _cause(history, aspect, here, sides, source)
+    return None
+
+
+def _sides(calls: Mapping[int, Call], aspect: str, *, missing: bool) -> list[list[int]]:
+    """Divide ranks by what they called; one list if there is nothing to be said against it."""
+    if aspect == "shape" and not all(plain_op(call.op) in _ALIKE for call in calls.values()):
+        stuck = not missing and all(call.state != "completed" for call in calls.values())
+        if not stuck or len({bool(call.input_shapes) for call in calls.values()}) > 1:
+            return [list(calls)]
+    sides: dict[object, list[int]] = {}
+    for rank, call in calls.items():
+        value = _value(call, aspect)
+        if value:
+            sides.setdefault(value, []).append(rank)
+    return sorted(sides.values(), key=len)
+
+
+def _value(call: Call, aspect: str) -> object:
+    """Return what must agree; nothing where the recorder does not tell, or where ranks need not agree."""
+    if aspect == "op":
+        return plain_op(call.op)
+    if plain_op(call.op) == "barrier":
+        return None
+    return (
+        tuple(sorted(set(call.input_dtypes or call.output_dtypes))) if aspect == "dtype" else elements(call)
+    )
+
+
+def _cause(
+    history: History, aspect: str, calls: Mapping[int, Call], sides: list[list[int]], source: Source
+) -> Cause:
+    odd = _odd(history, calls, sides)
+    others = [rank for rank in calls if rank not in odd]
+    first = calls[min(odd)]
+    label = history.label(min(odd), first.group)
+    told = [f"{the_ranks(odd)} called {_told(first, source)}"]
+    for side in sides:
+        apart = [other for other in side if other in others]
+        if apart:
+            told.append(f"{the_ranks(apart)} {_told(calls[min(apart)], source)}")
+    sentence = (
+        f"At place {first.sequence} of {label} (ranks {ranks_text(history.members(min(odd), first.group))}) "
+    )
+    return Cause(
+        aspect,
+        tuple(sorted(odd)),
+        sentence + ", but ".join(told) + ".",
+        _MEND[aspect],
+        min(call.created for call in calls.values()),
+    )
+
+
+def _odd(history: History, calls: Mapping[int, Call], sides: list[list[int]]) -> list[int]:
+    """Return the ranks that are out of line: the fewer; of two equal sides the one that did something new."""
+    if len(sides) != 2:
+        return [rank for side in sides[:-1] for rank in side]
+    if len(sides[0]) < len(sides[1]):
+        return sides[0]
+    new = [side for side in sides if _is_new(history, side[0], calls[side[0]])]
+    return new[0] if len(new) == 1 else sorted(sides[0] + sides[1])
+
+
+def _is_new(history: History, rank: int, call: Call) -> bool:
+    """Tell whether `rank` never before made this call after the one that it made before it."""
+    made = history.collectives(rank, call.group)
+    steps = [
+        (_signature(made[sequence - 1]), _signature(made[sequence]))
+        for sequence in made
+        if sequence - 1 in made and sequence < call.sequence
+    ]
+    before = made.get(call.sequence - 1)
+    return before is None or (_signature(before), _signature(call)) not in steps
+
+
+def _signature(call: Call) -> tuple[object, ...]:
+    return tuple(_value(call, aspect) for aspect in _ASPECTS)
+
+
+def _told(call: Call, source: Source) -> str:
+    frames = users_frames(call.stack)
+    place = f" at {frame_text(frames[0], source)}" if frames else ""
+    return f"{call.op or 'a collective'} of {describe(call)}{place}"
