@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 
 _STATUS = (
     "exit status: 0 where training on an NPU can start (warnings may be shown), 1 where something"
@@ -29,5 +31,15 @@ def _doctor(options: argparse.Namespace) -> int:
     from npu_plugins.diagnostics.doctor.report import as_json, as_text, exit_status
 
     findings = examine(this_machine())
-    print(as_json(findings) if options.json else as_text(findings, quiet=options.quiet))
+    _say(as_json(findings) if options.json else as_text(findings, quiet=options.quiet))
     return exit_status(findings, strict=options.strict)
+
+
+def _say(text: str) -> None:
+    """Print, whatever the terminal can show, and also into a pipe whose reader has left (`| head`)."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except BrokenPipeError:
+        # Python would complain when it flushes stdout at its end; its documentation advises this.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,14 +6,18 @@ on a folder that looks like a machine, with an environment and programs that do 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from npu_plugins.diagnostics.errors import DiagnosticsError
+
+_UNTIL_DEAD = 5.0  # seconds
 
 
 class CommandError(DiagnosticsError):
@@ -110,7 +114,7 @@ def this_machine(environ: Mapping[str, str] = os.environ) -> Machine:
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container may run a user that has no name
+    except (KeyError, OSError, ImportError):  # a container may run a user that has no name
         user = str(os.getuid()) if hasattr(os, "getuid") else "unknown"
     return Machine(
         root=Path("/"),
@@ -174,24 +178,42 @@ def _runner(environ: Mapping[str, str]) -> Callable[[Sequence[str], float], str]
 def _run(command: Sequence[str], timeout: float, environ: Mapping[str, str]) -> str:
     shown = " ".join(command)
     try:
-        ended = subprocess.run(
+        process = subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=timeout,
             env={**environ, "LC_ALL": "C"},
+            start_new_session=True,  # a group of its own, so that what it starts can be ended with it
         )
-    except subprocess.TimeoutExpired as failure:
-        raise CommandError(f"`{shown}` did not answer within {timeout:g} s") from failure
     except (OSError, ValueError) as failure:
         raise CommandError(f"`{shown}` cannot be started ({failure})") from failure
-    if ended.returncode != 0:
-        lines = [line for line in (ended.stderr or ended.stdout).splitlines() if line.strip()]
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired as failure:
+        raise CommandError(f"`{shown}` did not answer within {timeout:g} s") from failure
+    finally:
+        _end(process)
+    if process.returncode != 0:
+        lines = [line for line in (errors or output).splitlines() if line.strip()]
         reason = f": {lines[-1].strip()[:300]}" if lines else ""
-        raise CommandError(f"`{shown}` ended with status {ended.returncode}{reason}")
-    return ended.stdout
+        raise CommandError(f"`{shown}` ended with status {process.returncode}{reason}")
+    return output
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a program that still runs, and what it has started; one that cannot be ended is not waited for.
+
+    A process that hangs in the driver of a sick card does not die of SIGKILL before the driver answers.
+    """
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=_UNTIL_DEAD)
 
 
 def _interfaces() -> Iterator[Interface]:

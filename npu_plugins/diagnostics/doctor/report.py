@@ -40,7 +40,7 @@ def as_json(findings: Sequence[Finding]) -> str:
         "counts": {level: counts[level] for level in LEVELS},
         "findings": [asdict(finding) for finding in findings],
     }
-    return json.dumps(content, indent=2, ensure_ascii=False)
+    return json.dumps(content, indent=2)
 
 
 def _paragraph(finding: Finding) -> str:

@@ -35,6 +35,7 @@ def the_fault(machine: Machine) -> Finding:
         ({"ASCEND_RT_VISIBLE_DEVICES": "0-3"}, "devices.visible", "error", "no list of numbers"),
         ({"ASCEND_RT_VISIBLE_DEVICES": "0,8,9"}, "devices.visible", "error", "names 8, 9"),
         ({"ASCEND_RT_VISIBLE_DEVICES": "1,1"}, "devices.visible", "error", "twice"),
+        ({"ASCEND_RT_VISIBLE_DEVICES": "7, 0"}, "devices.visible", "ok", ""),
         ({"NPU_VISIBLE_DEVICES": "0"}, "devices.wrong_variable", "warning", "nothing reads it"),
         ({"DS_ACCELERATOR": "cpu"}, "devices.ds_accelerator", "warning", "will not use the NPU"),
         ({"ACCELERATE_USE_CPU": "1"}, "devices.accelerate_use_cpu", "warning", "leaves DeepSpeed out"),
@@ -113,6 +114,7 @@ def rewritten(path: str, text: str) -> Callable[[Path], None]:
     return lambda root: [None, write(root, path, text)][0]
 
 
+ACCELERATE = "/root/.cache/huggingface/accelerate/default_config.yaml"
 DRIVER = "/usr/local/Ascend/driver/version.info"
 KERNELS = f"{HOME}/opp/built-in/op_impl/ai_core/tbe/kernel"
 MIXED = "runtime_running_version=[7.8.0.1.1:8.5.0]\nopp_running_version=[7.7.0.1.1:8.3.RC1]\n"
@@ -121,6 +123,8 @@ MIXED = "runtime_running_version=[7.8.0.1.1:8.5.0]\nopp_running_version=[7.7.0.1
 @pytest.mark.parametrize(
     ("change", "check", "level", "words"),
     [
+        (rewritten(ACCELERATE, "use_cpu: true\n"), "devices.accelerate_config", "warning", "use_cpu: true"),
+        (rewritten(ACCELERATE, "use_cpu: false\n"), "devices.accelerate_config", "ok", ""),
         (without("/dev/hisi_hdc"), "devices.files", "error", "/dev/hisi_hdc missing"),
         (without("/usr/local/bin/npu-smi"), "devices.health", "warning", "npu-smi is not in PATH"),
         (
@@ -373,3 +377,16 @@ def test_the_interface_is_chosen_as_hccl_does(tmp_path: Path) -> None:
     named = dataclasses.replace(machine, environ={**machine.environ, "HCCL_SOCKET_IFNAME": "docker"})
     (chosen,) = examine(named, ["network.interface"])
     assert chosen.seen == "HCCL meets on docker0 (172.17.0.1): HCCL_SOCKET_IFNAME=docker."
+
+
+def test_npus_that_a_container_numbers_anew(tmp_path: Path) -> None:
+    machine = machines.healthy(tmp_path)
+    for number in range(8):
+        if number not in (3, 5):
+            (tmp_path / f"dev/davinci{number}").unlink()
+
+    def levels(value: str) -> list[str]:
+        environ = {**machine.environ, "ASCEND_RT_VISIBLE_DEVICES": value}
+        return [f.level for f in examine(dataclasses.replace(machine, environ=environ), ["devices.visible"])]
+
+    assert (levels("3,5"), levels("0,1"), levels("2")) == (["ok"], ["ok"], ["error"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from npu_plugins.accelerator.environment import MISTAKEN_DEVICE_VARIABLES, VISIBLE_DEVICES, parse_devices
@@ -135,7 +136,9 @@ def visible(machine: Machine) -> Iterator[Finding]:
         )
         return
     numbers = [int(field) for field in fields]
-    unknown = [str(number) for number in numbers if present is not None and number not in present]
+    # In a container with davinci3 and davinci5, both 3,5 and the new numbers 0,1 are in use.
+    named = present | set(range(len(present))) if present is not None else set(numbers)
+    unknown = [str(number) for number in numbers if number not in named]
     if unknown:
         yield error(
             check,
@@ -186,6 +189,14 @@ def fallback(machine: Machine) -> Iterator[Finding]:
             "devices.accelerate_use_cpu",
             "ACCELERATE_USE_CPU is set: accelerate uses the CPU, and silently leaves DeepSpeed out.",
             "unset ACCELERATE_USE_CPU.",
+        )
+    home = machine.setting("HF_HOME") or f"{machine.setting('HOME') or '/root'}/.cache/huggingface"
+    place = f"{home}/accelerate/default_config.yaml"
+    if re.search(r"^use_cpu:\s*(true|yes|on)\s*$", machine.read(place) or "", re.MULTILINE | re.IGNORECASE):
+        yield warning(
+            "devices.accelerate_config",
+            f"{place} says use_cpu: true, and `accelerate launch` follows it.",
+            "Run `accelerate config` again, or launch with --config_file.",
         )
 
 

@@ -120,4 +120,7 @@ def _answer(check: str, answer: Answer, kind: str) -> Iterator[Finding]:
                 "End the jobs that use it, or choose other NPUs with ASCEND_RT_VISIBLE_DEVICES.",
             )
     for sentence in answer.timeouts:
-        yield warning("runtime.timeouts", sentence, "unset the variable, or raise it above HCCL_TIMEOUT.")
+        seen, _, mend = sentence.rstrip(".").partition("; ")
+        yield warning(
+            "runtime.timeouts", f"{seen}.", f"{mend or 'Raise it above HCCL_TIMEOUT, or unset it'}."
+        )

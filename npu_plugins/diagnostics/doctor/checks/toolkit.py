@@ -119,7 +119,9 @@ def environment(machine: Machine) -> Iterator[Finding]:
             " could mix.",
             f"Start a new shell and {source} once.",
         )
-    if not any(folder.startswith(found.home) for folder in _folders(machine, "PYTHONPATH")):
+    whole = machine.path(found.home).resolve()
+    python = [machine.path(folder).resolve() for folder in _folders(machine, "PYTHONPATH")]
+    if not any(folder.is_relative_to(whole) for folder in python):
         yield warning(
             "cann.pythonpath",
             f"PYTHONPATH does not name {found.home}/python/site-packages, where CANN's operator compiler is.",
