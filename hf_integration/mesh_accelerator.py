@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,8 @@ class MeshAccelerator(Accelerator):
         """DeepSpeed's, of a model whose backward pass runs here: with tensor parallelism alone."""
         self.measured_norm: torch.Tensor | None = None
         """Of the last step's gradient, where DeepSpeed reports none."""
+        self.before_step: Callable[[], None] | None = None
+        """Called when the gradients of a step are reduced, before the engine clips and uses them."""
         self._each_once = self._all_alike = self._nothing = False
 
     def prepare_data_loader(
@@ -137,6 +139,8 @@ class MeshAccelerator(Accelerator):
         # The Trainer has scaled the loss for the accumulation already.
         engine.backward(loss, scale_wrt_gas=False, **kwargs)
         if self.sync_gradients:
+            if self.before_step is not None:
+                self.before_step()
             if not (engine.zero_optimization() or engine.bfloat16_enabled()):
                 # DeepSpeed 0.19.8 clips by this norm and forgets it (engine.py:3502), or, in fp16, keeps it
                 # with the loss scale in it (unfused_optimizer.py:224).

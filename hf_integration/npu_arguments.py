@@ -21,6 +21,7 @@ from hf_integration.accelerate_settings import (
     launched_precision,
     launched_with_deepspeed,
 )
+from hf_integration.checks.arguments import CheckArguments
 from hf_integration.device import require_device
 from hf_integration.errors import TrainingInputError
 from hf_integration.parallel_settings import ParallelFlags, ParallelSettings, parallel_settings
@@ -32,7 +33,7 @@ GATHER_NAMES = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16
 
 
 @dataclass
-class NpuTrainingArguments(TrainingArguments):
+class NpuTrainingArguments(CheckArguments, TrainingArguments):
     """`TrainingArguments` with tensor and pipeline parallelism.
 
     Degrees come from the flags or from ``ds_config`` (``tensor_parallel.autotp_size``, ``pipeline.stages``),
@@ -125,6 +126,8 @@ class NpuTrainingArguments(TrainingArguments):
             hide_deepspeed_from_accelerate()
         super().__post_init__()
         check_reports(self.report_to)
+        if not self.dry_run:
+            self.check_the_checks(self.world_size)
         self.deepspeed = given if hidden else self.deepspeed
         if divides:
             check_arguments(self)

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, set_seed
 
 from hf_integration.checkpointing.trainer import CheckpointingTrainer
+from hf_integration.checks import CheckGradients, CheckMemory, FindNonFinite, ReducedGradients
 from hf_integration.divided_checkpoints import load_state
 from hf_integration.engines import divide, engine_config, make_engine
 from hf_integration.errors import TrainingInputError
@@ -33,7 +34,7 @@ from npu_plugins.comm import ProcessMesh
 from npu_plugins.pipeline import hf_names
 
 
-class NpuTrainer(InputChecks, ReplicaData, CheckpointingTrainer):
+class NpuTrainer(InputChecks, ReplicaData, ReducedGradients, CheckpointingTrainer):
     """`transformers.Trainer` that also trains with tensor, pipeline and data parallelism at once.
 
     With `NpuTrainingArguments` that ask for tp × pp = 1, or with plain `TrainingArguments`, it is the Trainer
@@ -91,6 +92,14 @@ class NpuTrainer(InputChecks, ReplicaData, CheckpointingTrainer):
         first = self.mesh is None or self.mesh.rank("model") == 0
         self._measurements = Measurements(self.args.device, first)
         self.add_callback(self._measurements)
+        self._add_checks()
+
+    def _add_checks(self) -> None:
+        if getattr(self.args, "find_nonfinite", False):  # first, since nan makes gradients differ as well
+            self.add_callback(FindNonFinite(self))
+        for flag, check in (("check_gradients", CheckGradients), ("check_memory", CheckMemory)):
+            if (every := getattr(self.args, flag, None)) is not None:
+                self.add_callback(check(every, self))
 
     # What the parent makes in its constructor
 
@@ -156,6 +165,7 @@ class NpuTrainer(InputChecks, ReplicaData, CheckpointingTrainer):
         self._engine = make_engine(module, self.mesh, config, optimizer)
         self._divided = self.model
         self.model_wrapped = self.deepspeed = self._engine
+        self.watch_engine(self._engine)
         self.optimizer = None
         if with_optimizer:
             self.optimizer = DeepSpeedOptimizerWrapper(self._engine.optimizer)

@@ -22,12 +22,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Imported here because keep_to_the_host() has to come before torch and transformers.
     from hf_integration.job import leave_process_group, run
     from npu_plugins.checkpoint import CheckpointError
+    from npu_plugins.diagnostics import DiagnosticsError
 
     status = 0
     try:
         run(arguments)
-    except (TrainingInputError, CheckpointError) as error:
-        # Every local rank refuses, or could not save, for the same reason, so one of them says it.
+    except (TrainingInputError, CheckpointError, DiagnosticsError) as error:
+        # Every local rank refuses, could not save, or ends for the same reason, so one of them says it.
         if int(os.environ.get("LOCAL_RANK", 0)) == 0:
             print(f"train.py: {error}", file=sys.stderr, flush=True)
         status = 2 if isinstance(error, TrainingInputError) else 1

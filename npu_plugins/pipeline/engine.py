@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from deepspeed.runtime.torch_autocast import autocast_if_enabled
 from torch.utils._pytree import tree_map_only
 
 from npu_plugins.comm import clip_grad_norm_
+from npu_plugins.diagnostics import DiagnosticsError
 from npu_plugins.pipeline import batches
 from npu_plugins.pipeline.checkpoints.engine import EngineCheckpoints
 from npu_plugins.pipeline.config import PipelineConfig
@@ -69,6 +70,8 @@ class PipelineEngine(EngineCheckpoints, DeepSpeedPipelineEngine):
         self._logits: list[Any] = []
         self._batches: list[batches.MicroBatch] = []
         self._group = self.mesh.group("pp")
+        self.before_step: Callable[[], None] | None = None
+        """Called when the gradients of a step are reduced, before they are clipped and used."""
         own_clipping(self)
         restart_step_counts(self)
         self._last_rank = module.placement.rank_of[-1]
@@ -131,7 +134,7 @@ class PipelineEngine(EngineCheckpoints, DeepSpeedPipelineEngine):
         try:
             with self.roll_call.watching():
                 return super().train_batch(data_iter)
-        except PipelineError:
+        except (PipelineError, DiagnosticsError):
             self.executor.spans = None
             self.timers(TRAIN_BATCH_TIMER).stop()
             raise
@@ -177,6 +180,8 @@ class PipelineEngine(EngineCheckpoints, DeepSpeedPipelineEngine):
                     self.module.tied.values(), lambda parameter: gradient_of(self, parameter)
                 )
             self._exec_reduce_grads()
+            if self.before_step is not None:
+                self.before_step()
             self._exec_optimizer_step()
 
     def _begin(self, micro_batches: int) -> list[int]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
+from npu_plugins.diagnostics import DiagnosticsError
 from npu_plugins.pipeline.control import Control
 from npu_plugins.pipeline.errors import PeerLostError, StageError
 
@@ -60,7 +61,7 @@ class RollCall:
         """
         try:
             yield
-        except StageError:
+        except (StageError, DiagnosticsError):  # which every rank raises
             raise
         except (RuntimeError, PeerLostError) as error:
             told = _told(error)

@@ -29,7 +29,7 @@ def measure_memory(
     mesh: ProcessMesh | None = None,
     *,
     device: torch.device | None = None,
-    reset_peak: bool = True,
+    reset_peak: bool = False,
 ) -> RankMemory:
     """Return what this rank takes; nothing is communicated.
 
@@ -47,6 +47,7 @@ def measure_memory(
     if device is None:
         own = None if module is None else next(module.parameters(), None)
         device = mesh.device if mesh is not None else torch.device("cpu") if own is None else own.device
+    device = torch.device("cpu") if device.type == "cpu" else device  # which accelerate numbers
     sizes = _of_host() if device.type == "cpu" else _of_device(device, reset_peak)
     place = ""
     if mesh is not None:

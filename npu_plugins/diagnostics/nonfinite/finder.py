@@ -94,6 +94,11 @@ class NonFiniteFinder:
                 self._handles.append(parameter.register_hook(self._noting(PARAMETER_GRADIENT, name)))
         return self
 
+    @property
+    def attached(self) -> bool:
+        """Whether it looks."""
+        return bool(self._handles)
+
     def detach(self) -> None:
         """Take every hook away, and forget what was seen."""
         for handle in self._handles:

@@ -47,7 +47,7 @@ def check_measured(found: RankMemory) -> None:
 def check_host() -> None:
     """On a rank: the same for a model on the host."""
     model = nn.Linear(SIZE, SIZE)
-    found = measure_memory(model, trained(model, torch.device("cpu")))
+    found = measure_memory(model, trained(model, torch.device("cpu")), device=torch.device("cpu", 0))
     check_measured(found)
     assert found.device == "cpu"
     assert found.reserved <= found.peak <= found.total
@@ -63,7 +63,7 @@ def test_on_devices_and_on_the_host() -> None:
     model = nn.Linear(SIZE, SIZE).to(device)
     optimizer = trained(model, device)
     kept: list[Any] = [torch.zeros(EXTRA, dtype=torch.uint8, device=device)] if rank == 1 else []
-    mine = measure_memory(model, optimizer)
+    mine = measure_memory(model, optimizer, reset_peak=True)
     check_measured(mine)
     assert mine.allocated == torch.npu.memory_allocated(device)
     assert mine.used >= mine.reserved >= mine.allocated
