@@ -20,7 +20,13 @@ from npu_plugins.comm.devices import (
     make_current,
 )
 from npu_plugins.comm.errors import CommError
-from npu_plugins.comm.groups import GroupOptions, check_ranks_agree, make_groups, wait_until_made
+from npu_plugins.comm.groups import (
+    GroupOptions,
+    check_ranks_agree,
+    check_timeouts_agree,
+    make_groups,
+    wait_until_made,
+)
 from npu_plugins.comm.mpu import MegatronGetters
 from npu_plugins.comm.topology import Coordinate, Topology
 
@@ -56,6 +62,9 @@ class ProcessMesh(MegatronGetters):
         device: torch.device | str | None = None,
         timeout: timedelta | Mapping[str, timedelta] | None = None,
         hccl_buffer_mib: int | Mapping[str, int] | None = None,
+        qos_traffic_class: int | Mapping[str, int] | None = None,
+        qos_service_level: int | Mapping[str, int] | None = None,
+        op_expansion_mode: str | Mapping[str, str] | None = None,
     ) -> ProcessMesh:
         """Make the groups of `config`; every rank of the default process group must call this.
 
@@ -65,14 +74,17 @@ class ProcessMesh(MegatronGetters):
             device: where this rank's tensors lie; by default the backend's: the CPU, or the NPU that was
                 chosen with `torch.npu.set_device`, else that of LOCAL_RANK. It becomes the current device.
             timeout: of the groups' collectives, for all axes or by axis; by default the default process
-                group's.
+                group's. HCCL ends a wait shortly before, unless HCCL_EXEC_TIMEOUT is set.
             hccl_buffer_mib: HCCL's buffer for each group, in MiB, for all axes or by axis; by default HCCL's
                 own (HCCL_BUFFSIZE, else 200).
+            qos_traffic_class: of the RDMA card, for all axes or by axis; see `GroupOptions`, as for the next.
+            qos_service_level: of the RDMA card, for all axes or by axis.
+            op_expansion_mode: ``host``, ``ai_cpu`` or ``aiv``, for all axes or by axis.
 
         Raises:
             CommError: there is no default process group; the degrees do not multiply out to its size; the
                 backend cannot reach the device; an option is for an axis or backend that does not know it;
-                other ranks ask for another mesh.
+                other ranks ask for another mesh, or have other timeouts.
         """
         if not dist.is_initialized():
             raise CommError(
@@ -85,12 +97,17 @@ class ProcessMesh(MegatronGetters):
         device = device_for(backend, device)
         make_current(device)
         topology = Topology(config)
-        if timeout is None:
-            timeout = inherited_timeout(device)
-        options = GroupOptions.by_axis(timeout, hccl_buffer_mib, backend)
-        buffers = "" if hccl_buffer_mib is None else f", hccl_buffer_mib {hccl_buffer_mib}"
-        check_ranks_agree(f"{_degrees(config)} over {backend}{buffers}")
-        groups = make_groups(topology, dist.get_rank(), backend, options)
+        of_hccl = {
+            "hccl_buffer_mib": hccl_buffer_mib,
+            "qos_traffic_class": qos_traffic_class,
+            "qos_service_level": qos_service_level,
+            "op_expansion_mode": op_expansion_mode,
+        }
+        options = GroupOptions.by_axis(backend, timeout=timeout, **of_hccl)
+        asked = "".join(f", {name} {value}" for name, value in of_hccl.items() if value is not None)
+        check_ranks_agree(f"{_degrees(config)} over {backend}{asked}")
+        check_timeouts_agree(os.environ)
+        groups = make_groups(topology, dist.get_rank(), backend, options, inherited_timeout(device))
         wait_until_made()
         for axis, group in groups.items():
             check_group_device(group, device, f"the {axis} group")

@@ -13,6 +13,7 @@ HCCL_EVENT_TIMEOUT).
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, MutableMapping
 from datetime import timedelta
 
@@ -87,7 +88,7 @@ def wait_limit(
             ends.append(seconds or math.inf)  # 0: for ever
     elif asked is None and group_timeout is None:
         ends.append(TORCH_DEFAULT)
-    limits = [max(end - GRACE, end / 2) for end in ends]
+    limits = [_watch_before(end) for end in ends]
     return float(min(limits if asked is None else [*limits, asked]))
 
 
@@ -156,10 +157,27 @@ def contradictions(environ: Mapping[str, str]) -> list[str]:
     return found
 
 
+def say_contradictions(sentences: list[str], environ: Mapping[str, str]) -> None:
+    """Print what `apply_setting` returned, on the first rank only."""
+    if environ.get("RANK", "0") == "0":
+        for sentence in sentences:
+            print(f"npu-plugins: warning: {sentence}.", file=sys.stderr)
+
+
+def hccl_end_before(timeout: timedelta) -> int:
+    """Return the seconds of HCCL's own end for a group with `timeout`: after the watch, before torch."""
+    seconds = timeout.total_seconds()
+    return max(1, round((_watch_before(seconds) + seconds) / 2))
+
+
 def told(environ: Mapping[str, str]) -> str:
     """Return the timeouts of `environ` in words that are equal on two ranks if the timeouts are."""
     names = (SETTING, *VARIABLES)
     return " ".join(f"{name}={environ[name]}" for name in names if environ.get(name)) or "no timeout variable"
+
+
+def _watch_before(end: float) -> float:
+    return max(end - GRACE, end / 2)
 
 
 def _hccl_end(seconds: int) -> int:
