@@ -14,6 +14,7 @@ CHECKS = (
     "packages.python",
     "packages.torch_pair",
     "packages.frameworks",
+    "packages.requirements",
     "packages.for_cann",
     "toolkit.installation",
     "toolkit.operators",

@@ -91,8 +91,17 @@ def names(machine: Machine) -> Iterator[Finding]:
 
 def ports(machine: Machine) -> Iterator[Finding]:
     """The ports that HCCL listens on are kept from being given to others."""
-    check = "network.ports"
-    if not is_there(machine) or machine.setting("HCCL_HOST_SOCKET_PORT_RANGE"):
+    check, given = "network.ports", False
+    for name in ("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE"):
+        value = machine.setting(name)
+        if value is not None and not _is_port_range(value):
+            yield error(
+                check,
+                f"{name}={value} is neither auto nor ports and ranges from 1 to 65535, each once.",
+                f"export {name}=60000-60050, or 60000,60050-60100, or auto.",
+            )
+        given |= value is not None and "HOST" in name
+    if given or not is_there(machine):
         return
     base = machine.setting("HCCL_IF_BASE_PORT")
     first = int(base) if base and base.isascii() and base.isdecimal() else _BASE_PORT
@@ -226,10 +235,26 @@ def _master(machine: Machine) -> Iterator[Finding]:
         yield ok(check, f"MASTER_ADDR={host} is {address}.")
 
 
+def _is_port_range(text: str) -> bool:
+    """True for what HCCL takes: `auto`, or ports and ranges with commas between them, none twice."""
+    if text == "auto":
+        return True
+    seen: set[int] = set()
+    for part in text.split(","):
+        low, dash, high = part.strip().partition("-")
+        if not all(end.isascii() and end.isdecimal() for end in (low, high or low)) or (dash and not high):
+            return False
+        first, last = int(low), int(high or low)
+        if not 1 <= first <= last <= 65535 or seen & set(range(first, last + 1)):
+            return False
+        seen.update(range(first, last + 1))
+    return True
+
+
 def _port_set(text: str) -> set[int]:
     ports: set[int] = set()
     for part in text.strip().split(","):
         low, dash, high = part.partition("-")
         if low.isdecimal() and (not dash or high.isdecimal()):
-            ports.update(range(int(low), int(high or low) + 1))
+            ports.update(range(int(low), min(int(high or low), 65535) + 1))
     return ports

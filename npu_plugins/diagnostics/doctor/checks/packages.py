@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterable, Iterator
 
 from packaging.requirements import InvalidRequirement, Requirement
 
@@ -13,6 +14,7 @@ from npu_plugins.diagnostics.doctor.machine import Machine
 from npu_plugins.diagnostics.doctor.tables import Pair, compatibility
 
 _LEAST_PYTHON = (3, 10)
+_BESIDE_TORCH = ("torch_npu", "torchvision", "torchaudio", "npu-plugins")
 FRAMEWORKS = ("deepspeed", "transformers", "accelerate", "peft", "datasets", "safetensors", "numpy")
 
 
@@ -96,6 +98,41 @@ def frameworks(machine: Machine) -> Iterator[Finding]:
             yield ok(check, f"{name} {version}" + _beside_tested(version, tested.get(name)))
 
 
+def requirements(machine: Machine) -> Iterator[Finding]:
+    """What the packages that train ask of others is met: pip tells it once, in between, and goes on."""
+    check, fine = "packages.requirements", True
+    environment = {
+        "python_version": ".".join(map(str, machine.python[:2])),
+        "python_full_version": ".".join(map(str, machine.python)),
+        "platform_machine": machine.architecture,
+        "platform_system": machine.system,
+    }
+    for name in (*FRAMEWORKS, *_BESIDE_TORCH):
+        version = machine.package_version(name)
+        if version is None:
+            continue
+        for asked in _parsed(machine.requirements(name)):
+            if asked.marker is not None and not asked.marker.evaluate({**environment, "extra": ""}):
+                continue
+            if (name, asked.name) == ("torch_npu", "torch") or (
+                name == "npu-plugins" and asked.name in ("torch", *FRAMEWORKS)
+            ):
+                continue  # `torch_pair` and `frameworks` look at these
+            have = machine.package_version(asked.name)
+            if have is not None and asked.specifier.contains(have, prereleases=True):
+                continue
+            fine = False
+            wanted = f"{asked.name}{asked.specifier}"
+            yield warning(
+                check,
+                f"{name} {version} asks for {wanted}, "
+                + ("which is not installed." if have is None else f"and {have} is installed."),
+                f"pip install '{wanted}', or another {name}.",
+            )
+    if fine:
+        yield ok(check, "What these packages ask of others is met.")
+
+
 def for_cann(machine: Machine) -> Iterator[Finding]:
     """The Python packages that CANN's operator compiler imports are there, and a numpy that it can use."""
     if not is_there(machine):
@@ -151,12 +188,12 @@ def _beside_tested(version: str, tested: str | None) -> str:
 
 def _requirements(machine: Machine) -> dict[str, Requirement]:
     """What npu-plugins itself asks for, by package, without its extras."""
-    found = {}
-    for text in machine.requirements("npu-plugins"):
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
-            continue
-        if requirement.marker is None or "extra" not in str(requirement.marker):
-            found[requirement.name.lower()] = requirement
-    return found
+    asked = _parsed(machine.requirements("npu-plugins"))
+    return {a.name.lower(): a for a in asked if a.marker is None or "extra" not in str(a.marker)}
+
+
+def _parsed(texts: Iterable[str]) -> Iterator[Requirement]:
+    """Read requirements; what an old package writes in a form that is no longer one is passed over."""
+    for text in texts:
+        with contextlib.suppress(InvalidRequirement):
+            yield Requirement(text)
