@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from npu_plugins.diagnostics.doctor import Finding, Machine, examine
 from npu_plugins.diagnostics.doctor.cann import LIBRARIES
 from npu_plugins.diagnostics.doctor.driver import MANAGERS
-from npu_plugins.diagnostics.doctor.machine import CommandError, Interface, Machine
+from npu_plugins.diagnostics.doctor.machine import CommandError, Interface
 
 HOME = "/usr/local/Ascend/cann-8.5.0"
 GOOD = {
@@ -194,3 +195,8 @@ def healthy(root: Path, *, environ: Mapping[str, str] | None = None, **fields: A
     add_npus(root)
     commands = {"npu-smi info": npu_smi(), **probe(), **fields.pop("commands", {})}
     return machine(root, environ={**sourced(), **(environ or {})}, commands=commands, **fields)
+
+
+def faults(machine: Machine) -> list[Finding]:
+    """What the doctor finds wrong."""
+    return [finding for finding in examine(machine) if finding.level != "ok"]

@@ -13,11 +13,7 @@ import pytest
 from npu_plugins.diagnostics.doctor import Finding, Machine, examine
 from npu_plugins.diagnostics.doctor.machine import Interface
 from tests.diagnostics.doctor import machines
-from tests.diagnostics.doctor.machines import GOOD, HOME, write
-
-
-def faults(machine: Machine) -> list[Finding]:
-    return [finding for finding in examine(machine) if finding.level != "ok"]
+from tests.diagnostics.doctor.machines import GOOD, HOME, faults, write
 
 
 def the_fault(machine: Machine) -> Finding:

@@ -9,15 +9,11 @@ from typing import Any
 
 import pytest
 
-from npu_plugins.diagnostics.doctor import Finding, Machine, examine
+from npu_plugins.diagnostics.doctor import examine
 from npu_plugins.diagnostics.doctor.checks.network import matches
 from npu_plugins.diagnostics.doctor.machine import Interface
 from tests.diagnostics.doctor import machines
-from tests.diagnostics.doctor.machines import write
-
-
-def faults(machine: Machine) -> list[Finding]:
-    return [finding for finding in examine(machine) if finding.level != "ok"]
+from tests.diagnostics.doctor.machines import faults, write
 
 
 @pytest.mark.parametrize(
