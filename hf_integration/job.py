@@ -32,6 +32,7 @@ from hf_integration.models import (
     resolve_block_size,
 )
 from hf_integration.plot import plot_losses
+from hf_integration.preflight import compare_inputs
 from hf_integration.report import RunFiles, sample_continuation, summary
 from hf_integration.sampling import pipeline_continuation
 from hf_integration.timeline import PICTURE_NAME
@@ -97,6 +98,9 @@ def build_trainer(
         for note in data.notes:
             print(f"train.py: {note}", file=sys.stderr, flush=True)
     set_seed(args.seed)
+    if args.preflight:
+        given = {"model_config": config, "train": data.train, "evaluation": data.evaluation}
+        compare_inputs(args, **given, tokenizer=tokenizer, rows=True)
     directory = model_args.model_name_or_path
     divides = args.parallel.divides
     # A divided model is built without weights: each rank reads, or draws, its part of them later.

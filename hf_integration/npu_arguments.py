@@ -25,6 +25,7 @@ from hf_integration.checks.arguments import CheckArguments
 from hf_integration.device import require_device
 from hf_integration.errors import TrainingInputError
 from hf_integration.parallel_settings import ParallelFlags, ParallelSettings, parallel_settings
+from hf_integration.preflight import PreflightArguments, TrainingPreflight
 from hf_integration.reporting import check_reports
 from hf_integration.timeline import PICTURE_NAME, TRACE_NAME
 from hf_integration.unsupported import check_arguments
@@ -33,7 +34,7 @@ GATHER_NAMES = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16
 
 
 @dataclass
-class NpuTrainingArguments(CheckArguments, TrainingArguments):
+class NpuTrainingArguments(CheckArguments, PreflightArguments, TrainingArguments):
     """`TrainingArguments` with tensor and pipeline parallelism.
 
     Degrees come from the flags or from ``ds_config`` (``tensor_parallel.autotp_size``, ``pipeline.stages``),
@@ -124,6 +125,8 @@ class NpuTrainingArguments(CheckArguments, TrainingArguments):
         self.deepspeed = None if hidden else self.parallel.config or given
         if hidden:
             hide_deepspeed_from_accelerate()
+        # The ranks meet before it as well, so that a missing one is named and not waited for by torch.
+        flight = TrainingPreflight(self.parallel_config) if self.wants_preflight() else None
         super().__post_init__()
         check_reports(self.report_to)
         if not self.dry_run:
@@ -137,6 +140,8 @@ class NpuTrainingArguments(CheckArguments, TrainingArguments):
             if SAVES_WHOLE_MODEL not in os.environ:  # accelerate takes that for a false
                 self.deepspeed_plugin.deepspeed_config["zero_optimization"].pop(GATHER_NAMES[0], None)
             keep_model_savable(self.deepspeed_plugin.deepspeed_config)
+        if flight is not None:
+            flight.finish(self, config)
 
     def _read_config(self) -> Mapping[str, Any] | None:
         given = self.deepspeed or launched_config_file()

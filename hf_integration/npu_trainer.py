@@ -26,6 +26,7 @@ from hf_integration.measurements import Measurements
 from hf_integration.mesh_accelerator import MeshAccelerator, apart
 from hf_integration.parallel_settings import ParallelSettings
 from hf_integration.prediction import from_last_stage, stage_logits
+from hf_integration.preflight import compare_inputs_of
 from hf_integration.replica_batches import StandIn
 from hf_integration.replica_data import ReplicaData
 from hf_integration.timeline import MeasuredTimeline
@@ -85,6 +86,8 @@ class NpuTrainer(InputChecks, ReplicaData, ReducedGradients, CheckpointingTraine
             _check_inputs(model, named.arguments)
         super().__init__(model, args, *positional, **keywords)
         check_tokenizer(self.processing_class, getattr(self.model, "config", None))
+        if getattr(self.args, "preflight", False):
+            compare_inputs_of(self)
         if self.parallel.pp > 1:
             self.add_callback(_ForgetUnfinishedStep(self._pending))
             if self.args.pipeline_timeline is not None:
