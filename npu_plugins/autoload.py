@@ -19,6 +19,7 @@ _HOOKS = {  # module to wait for -> generator function of import_hooks.py
     "torch": "around_torch",
     "torch_npu": "around_torch_npu",
     "deepspeed": "around_deepspeed",
+    "deepspeed.comm.comm": "around_deepspeed_comm",
     "deepspeed.accelerator.real_accelerator": "around_deepspeed_accelerator",
     "deepspeed.env_report": "around_deepspeed_report",
 }

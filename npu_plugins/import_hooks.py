@@ -17,6 +17,47 @@ _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # torch's switch: "0" keeps it from
 
 
 def around_torch(module: ModuleType) -> Iterator[None]:
+    """Let `import torch` bring the NPU, and give its groups the timeout that HCCL_TIMEOUT asks for."""
+    yield from _npu_around_torch()
+    if os.environ.get("HCCL_TIMEOUT"):
+        _take_over_timeout(module)
+
+
+def around_deepspeed_comm(module: ModuleType) -> Iterator[None]:
+    """Let `deepspeed.init_distributed` make our backend where the accelerator is ours.
+
+    deepspeed/comm/comm.py (0.19.8, lines 880 and 910) looks its backend's class up by the name TorchBackend
+    in its own module, and takes no other.
+    """
+    yield
+    from deepspeed.accelerator import real_accelerator
+
+    from npu_plugins.accelerator import NpuAccelerator
+
+    if isinstance(real_accelerator.ds_accelerator, NpuAccelerator):
+        from npu_plugins.comm.backend import HcclBackend
+
+        setattr(module, "TorchBackend", HcclBackend)  # noqa: B010  # mypy knows no such attribute
+
+
+def _take_over_timeout(torch: ModuleType) -> None:
+    """Set HCCL's and DeepSpeed's variables, and torch's own default, from HCCL_TIMEOUT.
+
+    torch (2.13, distributed/constants.py) has a constant of half an hour and no setting for it; new groups
+    read it from the module distributed_c10d, into which it is imported (line 849).
+    """
+    from npu_plugins.comm.timeouts import apply_setting, say_contradictions, setting, torch_timeout
+    from npu_plugins.errors import show_as_one_sentence
+
+    show_as_one_sentence()
+    say_contradictions(apply_setting(os.environ), os.environ)
+    seconds = setting(os.environ)
+    if seconds is not None and torch.distributed.is_available():
+        for holder in (torch.distributed.constants, torch.distributed.distributed_c10d):
+            holder.default_pg_timeout = torch_timeout(seconds)
+
+
+def _npu_around_torch() -> Iterator[None]:
     """Let `import torch` bring the NPU, fail plainly if the simulator cannot start, or go on without an NPU.
 
     torch 2.5 and newer import torch_npu on their own, and turn its failure into their own. With the simulator
