@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from packaging.version import Version
+if TYPE_CHECKING:
+    from packaging.version import Version  # imported on use: without it, most checks can still be made
 
 # Up to the first part that PEP 440 does not know: rc3 of 24.1.rc3.b999, or RC2 of 8.0.RC2.alpha002.
 _KNOWN = re.compile(r"\d+(?:\.\d+)*(?:[.-]?(?:rc|alpha|beta)[.-]?\d*|\.post\d+)?", re.IGNORECASE)
@@ -12,6 +14,8 @@ _KNOWN = re.compile(r"\d+(?:\.\d+)*(?:[.-]?(?:rc|alpha|beta)[.-]?\d*|\.post\d+)?
 
 def parse(text: str) -> Version | None:
     """Return a version that can be compared, or None if the text begins with none."""
+    from packaging.version import Version
+
     found = _KNOWN.match(text.strip())
     return Version(found.group()) if found else None
 

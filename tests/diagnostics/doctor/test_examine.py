@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import string
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,15 @@ def test_an_empty_machine(tmp_path: Path) -> None:
         "packages.torch",
     ]
     assert not any(finding.check.startswith("doctor.") for finding in found)
+
+
+def test_without_a_package_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "packaging", None)
+    found = examine(machines.machine(tmp_path))
+    assert [finding.check for finding in found if finding.level == "error"] == ["platform.npus"]
+    failed = [finding for finding in found if finding.check.startswith("doctor.")]
+    assert {finding.check.partition(".")[2].partition(".")[0] for finding in failed} == {"packages"}
+    assert {finding.mend for finding in failed} == {"pip install packaging: npu-plugins needs it."}
 
 
 def test_a_check_that_is_not_there_names_itself(tmp_path: Path) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-
-from packaging.requirements import InvalidRequirement, Requirement
+from typing import TYPE_CHECKING
 
 from npu_plugins.diagnostics.doctor import cann, versions
 from npu_plugins.diagnostics.doctor.checks.platform import is_there
 from npu_plugins.diagnostics.doctor.finding import Finding, error, ok, warning
 from npu_plugins.diagnostics.doctor.machine import Machine
 from npu_plugins.diagnostics.doctor.tables import Pair, compatibility
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement  # imported on use, as in `versions`
 
 _LEAST_PYTHON = (3, 10)
 _BESIDE_TORCH = ("torch_npu", "torchvision", "torchaudio", "npu-plugins")
@@ -194,6 +196,8 @@ def _requirements(machine: Machine) -> dict[str, Requirement]:
 
 def _parsed(texts: Iterable[str]) -> Iterator[Requirement]:
     """Read requirements; what an old package writes in a form that is no longer one is passed over."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
     for text in texts:
         with contextlib.suppress(InvalidRequirement):
             yield Requirement(text)
