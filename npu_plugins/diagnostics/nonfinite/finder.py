@@ -197,9 +197,11 @@ class NonFiniteFinder:
 
         return hook
 
-    def _noting(self, kind: str, name: str, output: int = 0) -> Callable[[torch.Tensor], None]:
-        def hook(gradient: torch.Tensor) -> None:
-            if self._handles:  # a graph may outlive the step
+    def _noting(self, kind: str, name: str, output: int = 0) -> Callable[[torch.Tensor | None], None]:
+        def hook(gradient: torch.Tensor | None) -> None:
+            # A graph may outlive the step; autograd gives None where a function has no gradient to give, as a
+            # pipeline's does whose schedule takes the gradients of weights apart.
+            if self._handles and gradient is not None:
                 self._look(kind, name, gradient, output)
 
         return hook

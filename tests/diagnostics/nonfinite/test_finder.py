@@ -159,6 +159,26 @@ def test_clean_steps_raise_no_alarm_and_compute_the_same() -> None:
                 assert torch.equal(one.grad, other.grad)
 
 
+class NoGradient(torch.autograd.Function):
+    """The identity, which gives no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        """Return it."""
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> None:
+        """Return none."""
+
+
+def test_a_gradient_that_there_is_not_is_no_fault() -> None:
+    model = Model()
+    with NonFiniteFinder(model) as finder:
+        NoGradient.apply(model(batch())).sum().backward()
+        assert finder.end_step() is None
+
+
 def test_nothing_is_left_behind() -> None:
     model = Model()
 
