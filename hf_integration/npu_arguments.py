@@ -28,7 +28,9 @@ from hf_integration.parallel_settings import ParallelFlags, ParallelSettings, pa
 from hf_integration.preflight import PreflightArguments, TrainingPreflight
 from hf_integration.reporting import check_reports
 from hf_integration.timeline import PICTURE_NAME, TRACE_NAME
+from hf_integration.timeouts import one_timeout
 from hf_integration.unsupported import check_arguments
+from npu_plugins.comm.timeouts import say_contradictions
 
 GATHER_NAMES = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
 
@@ -126,7 +128,11 @@ class NpuTrainingArguments(CheckArguments, PreflightArguments, TrainingArguments
         if hidden:
             hide_deepspeed_from_accelerate()
         # The ranks meet before it as well, so that a missing one is named and not waited for by torch.
-        flight = TrainingPreflight(self.parallel_config) if self.wants_preflight() else None
+        flight = TrainingPreflight(self.parallel_config, self.use_cpu) if self.wants_preflight() else None
+        if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+            given_timeout: int = self.ddp_timeout  # type: ignore[has-type]
+            self.ddp_timeout, sentences = one_timeout(given_timeout, os.environ)
+            say_contradictions(sentences, os.environ)
         super().__post_init__()
         check_reports(self.report_to)
         if not self.dry_run:

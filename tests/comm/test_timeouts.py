@@ -6,9 +6,11 @@ import math
 from datetime import timedelta
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from npu_plugins import import_hooks
 from npu_plugins.comm import CommError
 from npu_plugins.comm.timeouts import (
     GRACE,
@@ -20,6 +22,7 @@ from npu_plugins.comm.timeouts import (
     torch_timeout,
     wait_limit,
 )
+from tests.packaging.interpreter import run_python, said_by_us
 
 SECONDS = st.integers(1, MOST)
 
@@ -120,3 +123,29 @@ def test_timeouts_in_words() -> None:
         == "HCCL_TIMEOUT=9 HCCL_CONNECT_TIMEOUT=120"
     )
     assert told({}) == "no timeout variable"
+
+
+def test_the_line_of_the_documents_in_a_program() -> None:
+    """In a fresh interpreter, as a launched rank is one: what torch, HCCL and DeepSpeed then wait."""
+    program = (
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "group = dist.new_group([0])._get_backend(torch.device('cpu'))\n"
+        "names = ('HCCL_EXEC_TIMEOUT', 'HCCL_CONNECT_TIMEOUT', 'DEEPSPEED_TIMEOUT')\n"
+        "print(group.options._timeout.total_seconds(), *(os.environ[name] for name in names))\n"
+    )
+    environ = {"HCCL_TIMEOUT": "300", "DEEPSPEED_TIMEOUT": "1", "RANK": "0"}
+    done = run_python("-c", program, **environ, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert done.stdout.split() == ["370.0", "340", "330", "1"], done.stderr
+    assert said_by_us(done.stderr) == [
+        "npu-plugins: warning: HCCL_TIMEOUT=300, but DEEPSPEED_TIMEOUT=1 ends a wait after 60 s; unset "
+        "DEEPSPEED_TIMEOUT, or give it more than HCCL_TIMEOUT."
+    ]
+
+
+def test_what_is_no_time_ends_the_import_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HCCL_TIMEOUT", "5 min")
+    steps = import_hooks.around_torch(torch)
+    next(steps)
+    with pytest.raises(CommError, match="HCCL_TIMEOUT=5 min is no whole number"):
+        next(steps)
