@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tp-by", metavar="WHO", help="autotp (default), or mpu: your program divides the layers"
     )
     parser.add_argument("--model", metavar="DIR|NAME", help="take --hidden from its config.json")
+    parser.add_argument(
+        "--links",
+        metavar="FILE",
+        help="choose bucket sizes for the links that npu-plugins comm-perf --links measured",
+    )
+    parser.add_argument("--params", metavar="SIZE", help="parameters of the model, such as 7B, for --links")
     parser.add_argument(
         "--clipping", type=_value, metavar="NORM", help="largest gradient norm, 0 for none (default 1)"
     )
@@ -139,7 +146,39 @@ def _fields(args: argparse.Namespace) -> dict[str, Any]:
         if "hidden" in given:
             raise DsConfigError("--model and --hidden both say the width; give one of them")
         fields["hidden"] = model_width(given["model"]).hidden
+    if "links" in given:
+        fields["zero"] = {**_buckets(given, fields), **(fields.get("zero") or {})}
+    elif "params" in given:
+        raise DsConfigError("--params is the size of the model for --links; give that too, or leave it out")
     return fields
+
+
+def _buckets(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, int]:
+    """Return bucket sizes for the links of ``--links``; each rank holds its part of tp x pp of the model."""
+    from ds_configs.buckets import bucket_sizes
+    from ds_configs.generate.sections import ELEMENT_BYTES
+    from ds_configs.measured_links import MeasuredLinks
+    from ds_configs.models import find_or_size
+
+    if "model" in given and "params" in given:
+        raise DsConfigError("--model and --params both say the size of the model; give one of them")
+    shape = find_or_size(given.get("model"), given.get("params"), None)
+    degrees = [fields.get(axis, 1) for axis in ("tp", "pp")]
+    if not all(isinstance(degree, int) and degree > 0 for degree in degrees):
+        raise DsConfigError(f"tp and pp are {degrees}; give whole numbers of ranks, 1 or more")
+    precision = fields.get("precision", "auto")
+    if precision == "auto" and fields.get("target") == "deepspeed":
+        precision = "bf16"
+    if precision not in ELEMENT_BYTES:
+        raise DsConfigError(f"precision is {precision!r}; take one of {', '.join(ELEMENT_BYTES)}")
+    overlap = (fields.get("zero") or {}).get("overlap_comm", False)  # as in tables.json
+    return bucket_sizes(
+        MeasuredLinks.from_file(Path(given["links"])),
+        stage=fields.get("stage", 0),
+        parameters=shape.parameters() // (degrees[0] * degrees[1]),
+        element_bytes=ELEMENT_BYTES[precision],
+        overlap=bool(overlap),
+    )
 
 
 def _name_and_pairs(fields: dict[str, Any], name: str, words: list[str]) -> None:

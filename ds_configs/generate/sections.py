@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ds_configs.buckets import HCCL_BUFFER_BYTES
 from ds_configs.errors import DsConfigError
 from ds_configs.generate.options import AUTO, Option, is_own_pipeline, recipes, section
 
 if TYPE_CHECKING:
     from ds_configs.generate.request import ConfigRequest
 
-# HCCL moves a message through a buffer of HCCL_BUFFSIZE, 200 MB unless set, and slows down beyond it (CANN
-# 8.5, HCCL user guide, HCCL_BUFFSIZE: keep the buffer above the data size).
-HCCL_BUFFER_BYTES = 200 * 10**6
 ELEMENT_BYTES = {"fp32": 4, "auto": 4, "bf16": 2, "fp16": 2}
 
 

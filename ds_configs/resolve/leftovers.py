@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ds_configs.buckets import HCCL_BUFFER_BYTES
 from ds_configs.errors import DsConfigError
 from ds_configs.generate.options import Option, recipes, section
-from ds_configs.generate.sections import HCCL_BUFFER_BYTES
 from ds_configs.resolve.document import Document, Filler
 from ds_configs.schema import load_schema
 

@@ -83,7 +83,7 @@ def _add_measurement(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "-o", "--redop", default="sum", metavar="NAME", help="sum, prod, min, max, avg, all (sum)"
     )
-    what.add_argument("-d", "--datatype", "--dtype", default="float", metavar="NAME", help="or all (float)")
+    what.add_argument("-d", "--datatype", "--dtype", metavar="NAME", help="or all (float)")
     what.add_argument("-r", "--root", default="0", metavar="RANK", help="of each group, or all (0)")
     what.add_argument("-n", "--iters", type=int, default=20, metavar="N", help="timed iterations (20)")
     what.add_argument("-w", "--warmup_iters", type=int, default=1, metavar="N", help="before them (1)")
@@ -112,6 +112,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         metavar="PARAMETERS",
         help="print bucket sizes for a model of so many (7B)",
     )
+    output.add_argument("--zero-stage", type=int, default=2, choices=(1, 2, 3), help="for --buckets (2)")
 
 
 def _run(options: argparse.Namespace) -> int:

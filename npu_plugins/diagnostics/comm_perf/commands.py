@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,21 +12,25 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from ds_configs.buckets import bucket_sizes
 from ds_configs.errors import DsConfigError
 from ds_configs.parallel import ParallelConfig
 from npu_plugins.autoload import platform
 from npu_plugins.comm.devices import device_for, make_current
 from npu_plugins.comm.mesh import ProcessMesh
+from npu_plugins.diagnostics.comm_perf.collectives import Collective
 from npu_plugins.diagnostics.comm_perf.job import Line, run
+from npu_plugins.diagnostics.comm_perf.links import links_of
 from npu_plugins.diagnostics.comm_perf.measure import Repeats
 from npu_plugins.diagnostics.comm_perf.request import (
+    DTYPES,
     Request,
     collectives_named,
     dtypes_named,
     reductions_named,
 )
 from npu_plugins.diagnostics.comm_perf.results import Report
-from npu_plugins.diagnostics.comm_perf.sizes import bytes_of, sizes_between
+from npu_plugins.diagnostics.comm_perf.sizes import bytes_of, parameters_of, sizes_between
 from npu_plugins.diagnostics.errors import DiagnosticsError
 from npu_plugins.diagnostics.local_ranks import (
     devices_here,
@@ -66,6 +71,12 @@ def request_of(options: argparse.Namespace) -> Request:
             raise DiagnosticsError(f"--{flag} {getattr(options, flag)} is less than {least}; give more")
     if options.root != "all" and not options.root.isdigit():
         raise DiagnosticsError(f"Root {options.root!r} (-r) is no rank; give its number in the group, or all")
+    several = [f"-{flag[0]} all" for flag in ("datatype", "root") if getattr(options, flag) == "all"]
+    several += ["-o all"] if options.redop == "all" else []
+    if several and (options.links is not None or options.buckets is not None):
+        raise DiagnosticsError(
+            f"--links and --buckets are of one dtype, reduction and root, but {several[0]} is given; name one"
+        )
     sizes = sizes_between(
         bytes_of(options.minbytes),
         bytes_of(options.maxbytes),
@@ -74,8 +85,8 @@ def request_of(options: argparse.Namespace) -> Request:
     )
     return Request(
         sizes=sizes,
-        collectives=collectives_named(options.op or "all_reduce"),
-        dtypes=dtypes_named(options.datatype),
+        collectives=_collectives(options),
+        dtypes=dtypes_named(options.datatype or ("bfloat16" if options.buckets else "float")),
         reductions=reductions_named(options.redop),
         root=None if options.root == "all" else int(options.root),
         repeats=Repeats(options.iters, options.warmup_iters, options.check, bool(options.report_cputime)),
@@ -94,6 +105,7 @@ def write_files(report: Report, options: argparse.Namespace) -> None:
         (options.output_file, lambda path: path.write_text(report.to_json(), encoding="utf-8")),
         (options.csv, lambda path: path.write_text(report.to_csv(), encoding="utf-8")),
         (options.plot, lambda path: _draw(report, path)),
+        (options.links, lambda path: path.write_text(links_of(report).to_json(), encoding="utf-8")),
     ):
         if file is None:
             continue
@@ -101,6 +113,40 @@ def write_files(report: Report, options: argparse.Namespace) -> None:
             write(file)
         except (OSError, ValueError) as error:  # matplotlib tells an unknown ending by a ValueError
             raise DiagnosticsError(f"{file} cannot be written ({error}); give another file") from error
+
+
+def buckets_text(report: Report, options: argparse.Namespace) -> str:
+    """Return a part of a ds_config for the model that the arguments name, and a line that says for what.
+
+    Raises:
+        DiagnosticsError: the model's size is none, or too little was measured.
+    """
+    whole, dtype = parameters_of(options.buckets), report.rows[0].dtype
+    own = whole // (options.tp * options.pp)
+    try:
+        sizes = bucket_sizes(
+            links_of(report), stage=options.zero_stage, parameters=own, element_bytes=DTYPES[dtype].itemsize
+        )
+    except DsConfigError as error:
+        raise DiagnosticsError(str(error)) from error
+    speeds = ", at the speed of simulated NPUs" if report.simulated else ""
+    return (
+        f"# buckets for ZeRO-{options.zero_stage} and {own} parameters of {dtype} on each rank{speeds}\n"
+        + json.dumps({"zero_optimization": {"stage": options.zero_stage, **sizes}}, indent=1)
+    )
+
+
+def _collectives(options: argparse.Namespace) -> list[Collective]:
+    """Return those asked for; bucket sizes need three."""
+    needed = ("all_reduce", "all_gather", "reduce_scatter")
+    wanted = collectives_named(options.op or ("all_reduce" if options.buckets is None else ",".join(needed)))
+    missing = [name for name in needed if name not in {each.name for each in wanted}]
+    if options.buckets is not None and missing:
+        raise DiagnosticsError(
+            f"--buckets needs {', '.join(needed)}, but --op {options.op} leaves out "
+            f"{', '.join(missing)}; add it"
+        )
+    return wanted
 
 
 def _draw(report: Report, file: Path) -> None:
@@ -123,6 +169,8 @@ def _as_rank(options: argparse.Namespace, request: Request, backend: str) -> int
         report = run(request, _groups(options), device, simulated=simulated, tell=_tell)
         if dist.get_rank() == 0:
             write_files(report, options)
+            if options.buckets is not None:
+                _tell(buckets_text(report, options))
     return 1 if report.wrong else 0
 
 

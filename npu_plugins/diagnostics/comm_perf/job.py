@@ -118,6 +118,7 @@ def _one_table(
             if request.strict or len(rows) > before:  # once it has worked, it is not refused but broken
                 raise DiagnosticsError(str(error)) from error
             refused.append(str(error))
+            _go_on(line, device, str(error))
     if rows:
         say(table.table_foot(rows))
     return rows
@@ -125,6 +126,24 @@ def _one_table(
 
 class _RefusedError(Exception):
     """The backend does not do this case."""
+
+
+def _reason(error: Exception) -> str:
+    """Return the line of an error's text that says what is wrong; torch_npu puts advice before it."""
+    advice = ("The Inner error", "Since the operator", "Note: ASCEND_LAUNCH_BLOCKING", "[ERROR]")
+    lines = [line.strip() for line in str(error).splitlines()]
+    telling = [line for line in lines if line and not line.startswith(advice)]
+    return (telling[0] if telling else type(error).__name__).rstrip(".")
+
+
+def _go_on(line: Line, device: torch.device, why: str) -> None:
+    """Refuse to go on after a failure that the backend does not survive: CANN's are found late, and final."""
+    try:
+        token = torch.zeros(1, dtype=torch.int32, device=device)
+        dist.all_reduce(token, group=line.group)
+        token.item()
+    except RuntimeError as error:
+        raise DiagnosticsError(f"{why}; nothing can be measured after it: leave it out") from error
 
 
 def _cases(request: Request, collective: Collective, ranks: int) -> list[Case]:
@@ -191,10 +210,8 @@ def _timing(
     try:
         seen = measure(case.collective, call, count, request.repeats)
     except (RuntimeError, ValueError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise _RefusedError(
-            f"{dist.get_backend()} fails at {case.words()} on {device.type}: {first}"
-        ) from error
+        what = f"{case.words()} on {device.type}"
+        raise _RefusedError(f"{dist.get_backend()} fails at {what}: {_reason(error)}") from error
     everyone = _from_all_ranks(seen, device)
     seconds = max(_of_group([everyone[rank] for rank in group], request.average) for group in line.groups)
     size = case.collective.size(count, dtype, len(members))

@@ -22,6 +22,19 @@ def bytes_of(text: str) -> int:
     return int(size)
 
 
+def parameters_of(text: str) -> int:
+    """Return the number of parameters that `text` says: ``7B`` (10^9 each), ``350M``, ``124000000``.
+
+    Raises:
+        DiagnosticsError: it says no whole number of them.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT]?)", text.strip().upper())
+    count = float(found[1]) * {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}[found[2]] if found else 0
+    if count < 1:
+        raise DiagnosticsError(f"{text!r} is no number of parameters; write it like 7B, 350M or 124000000")
+    return round(count)
+
+
 def sizes_between(smallest: int, largest: int, *, step: int | None, factor: int | None) -> list[int]:
     """Return the bytes from `smallest` to `largest`, each `factor` times the one before, or `step` more.
 
