@@ -17,10 +17,23 @@ _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # torch's switch: "0" keeps it from
 
 
 def around_torch(module: ModuleType) -> Iterator[None]:
-    """Let `import torch` bring the NPU, and give its groups the timeout that HCCL_TIMEOUT asks for."""
+    """Let `import torch` bring the NPU, and give its groups the timeout that HCCL_TIMEOUT asks for.
+
+    A launched rank keeps a ring of its last calls (torch reads its size at the first process group), and is
+    watched: a program that knows nothing of this package has no other place to ask for that.
+    """
+    rank = _is_one_of_several()
+    if rank:
+        from npu_plugins.diagnostics.hang.recorder import apply_ring_setting
+
+        apply_ring_setting(os.environ)
     yield from _npu_around_torch()
     if os.environ.get("HCCL_TIMEOUT"):
         _take_over_timeout(module)
+    if rank:
+        from npu_plugins.diagnostics.hang.watch import start_watch
+
+        start_watch()
 
 
 def around_deepspeed_comm(module: ModuleType) -> Iterator[None]:
@@ -38,6 +51,13 @@ def around_deepspeed_comm(module: ModuleType) -> Iterator[None]:
         from npu_plugins.comm.backend import HcclBackend
 
         setattr(module, "TorchBackend", HcclBackend)  # noqa: B010  # mypy knows no such attribute
+
+
+def _is_one_of_several() -> bool:
+    from npu_plugins.launchers import is_launcher
+
+    size = os.environ.get("WORLD_SIZE", "1")
+    return "RANK" in os.environ and size.isdigit() and int(size) > 1 and not is_launcher()
 
 
 def _take_over_timeout(torch: ModuleType) -> None:

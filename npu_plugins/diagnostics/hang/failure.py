@@ -1,0 +1,137 @@
+"""What a rank knows of itself in an emergency: its dump, the exception that ends it, its device's memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any
+
+from npu_plugins.diagnostics.hang import recorder, stacks
+from npu_plugins.diagnostics.hang.dump import Call, Frame, RankDump
+
+_MESSAGE_LENGTH = 4000
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception that nobody caught."""
+
+    kind: str
+    message: str
+    stack: tuple[Frame, ...]
+    """Where it was raised, innermost frame first."""
+    memory: Mapping[str, int] = field(default_factory=dict)
+    """As `RankDump.memory`, when it was raised."""
+
+    @classmethod
+    def of(cls, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Failure:
+        """Keep what there is to tell of an exception."""
+        frames = [Frame(each.filename, each.lineno or 0, each.name) for each in traceback.extract_tb(trace)]
+        return cls(kind.__name__, str(error)[:_MESSAGE_LENGTH], tuple(reversed(frames)), device_memory())
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Which rank of which job this process is."""
+
+    rank: int
+    world_size: int
+    backend: str
+    device: str
+    """Such as `npu:1`, with "(simulated)" behind it where that is so."""
+
+
+def take_dump(
+    who: Rank, reason: str, *, waited: float, timeout: float, failure: Callable[[], Failure | None]
+) -> RankDump:
+    """Return what this process knows now; call it from any thread but the main one.
+
+    Args:
+        who: this process.
+        reason: one of `dump.REASONS`; that of a rank with a `failure` is "exception".
+        waited: seconds of its longest wait.
+        timeout: seconds that a wait may take.
+        failure: the exception that ends it, if there is one by the time of the call.
+    """
+    now = time.time()
+    found = recorder.calls()
+    point = stacks.point_to_point(now - waited)
+    if point is not None and not any(call.p2p and call.state != "completed" for call in found):
+        found = (*found, point)
+    where = stacks.all_stacks()
+    error = failure()  # asked for after the stacks: a main thread that is in its excepthook has told by then
+    return RankDump(
+        rank=who.rank,
+        world_size=who.world_size,
+        host=platform.node(),
+        pid=os.getpid(),
+        reason=reason if error is None else "exception",
+        taken=now,
+        waited=waited,
+        timeout=timeout,
+        device=who.device,
+        backend=who.backend,
+        error="" if error is None else f"{error.kind}: {error.message}",
+        error_stack=() if error is None else error.stack,
+        stacks=where,
+        groups=recorder.groups(),
+        calls=found if error is None else _with_failed_call(found, error.stack),
+        memory={} if error is None else dict(error.memory),
+    )
+
+
+def _with_failed_call(calls: tuple[Call, ...], raised: tuple[Frame, ...]) -> tuple[Call, ...]:
+    """Let the last call count as incomplete if the exception was raised in it: for gloo's ring it is done."""
+    if not calls or not calls[-1].stack:
+        return calls
+    # Its innermost frame is at another line by the time it waits.
+    if set(calls[-1].stack[1:]) <= set(raised) and any(
+        frame.file.endswith(recorder.C10D) for frame in raised
+    ):
+        return (*calls[:-1], replace(calls[-1], state="scheduled"))
+    return calls
+
+
+def device_memory() -> dict[str, int]:
+    """Return bytes of the accelerator that this process uses by word: free, total, allocated, reserved.
+
+    Empty where there is none, or the process has not begun to use it.
+    """
+    module = accelerator()
+    if module is None:
+        return {}
+    try:
+        free, total = module.mem_get_info()
+        return {
+            "free": free,
+            "total": total,
+            "allocated": module.memory_allocated(),
+            "reserved": module.memory_reserved(),
+        }
+    except (RuntimeError, AttributeError):  # a failed device tells no more; the failure counts
+        return {}
+
+
+def accelerator() -> Any:
+    """Return torch's module of the accelerator that this process uses already, such as torch.npu, or None."""
+    torch: Any = sys.modules.get("torch")
+    find = getattr(getattr(torch, "accelerator", None), "current_accelerator", None)
+    kind = None if find is None else find()
+    module = getattr(torch, kind.type, None) if kind is not None else None
+    if module is None or not getattr(module, "is_initialized", lambda: False)():
+        return None
+    return module
+
+
+def device_index(module: Any) -> int | None:
+    """Return the device that the process has memory of; a thread's own idea of it starts at 0."""
+    for index in range(module.device_count()):
+        if module.memory_reserved(index) > 0:
+            return index
+    return None

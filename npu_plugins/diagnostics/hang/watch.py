@@ -1,0 +1,246 @@
+"""The thread of each rank that notices hangs and ends, and answers with one report for the job.
+
+It looks once a second, and at once when a process of the same host ends. A report is made when a wait takes
+longer than `npu_plugins.comm.timeouts.wait_limit`, when a rank ends that others need, when one raises, and
+when a person asks for it (SIGUSR2). In all but the last case the job ends then: HCCL or torch would end it as
+well, a little later and without saying why.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+from npu_plugins.comm.timeouts import wait_limit
+from npu_plugins.diagnostics.errors import DiagnosticsError
+from npu_plugins.diagnostics.hang import recorder, stacks
+from npu_plugins.diagnostics.hang.answer import Answer, say
+from npu_plugins.diagnostics.hang.board import Alarm, Board
+from npu_plugins.diagnostics.hang.failure import Failure, accelerator, device_index
+from npu_plugins.diagnostics.hang.hooks import install, stay_outermost
+from npu_plugins.diagnostics.hang.roll import Roll
+from npu_plugins.diagnostics.hang.session import Session, default_group, describe_rank
+from npu_plugins.diagnostics.hang.store import StoreGoneError
+from npu_plugins.diagnostics.hang.waiting import WaitClock
+from npu_plugins.diagnostics.hang.wakeup import Wakeup
+
+SWITCH = "NPU_PLUGINS_HANG_WATCH"
+REPORTS = "NPU_PLUGINS_REPORTS"
+REPORTS_DEFAULT = "npu-plugins-reports"
+INTERVAL = 1.0
+HURRY = 0.05
+"""The interval of a rank that is about to end."""
+QUIET_SECONDS = 1.5
+"""For so long a rank that raises waits whether all others raise as well: then nobody hangs, and all have said
+why."""
+FAILURE_SECONDS = 25.0
+"""A rank that raises waits for the report no longer than this."""
+LEAVING_SECONDS = 2.0
+
+
+class HangWatch(threading.Thread):
+    """The watch of this process; `start_watch` makes it, `find_watch` finds it."""
+
+    def __init__(self, environ: Mapping[str, str], *, interval: float = INTERVAL) -> None:
+        """Take the settings; nothing is looked at before `start`."""
+        super().__init__(name="npu-plugins hang watch", daemon=True)
+        self.environ = dict(environ)
+        self.interval = interval
+        self.pid = os.getpid()
+        self.wakeup = Wakeup()
+        self.answered = threading.Event()
+        self.session: Session | None = None
+        self._failure: Failure | None = None
+        self._told_failure: float | None = None
+        self._leaving = False
+        self._left = threading.Event()
+        self._sessions = 0
+        self._clock = WaitClock(self._limit, recorder.pending, stacks.waiting_spot)
+        self._group_timeout: timedelta | None = None
+        wait_limit(self.environ)  # refuses a setting that is no time, here and not in the thread
+
+    # -- called by the main thread
+
+    def failed(self, failure: Failure) -> None:
+        """Tell the job that this rank ends with an exception; returns once the report is written."""
+        self._failure = failure
+        self.wakeup.poke()
+        self.answered.wait(FAILURE_SECONDS)
+
+    def leave(self) -> None:
+        """Tell the job that this rank is done; called when the interpreter exits."""
+        self._leaving = True
+        self.wakeup.poke()
+        self._left.wait(LEAVING_SECONDS)
+
+    # -- the thread
+
+    def run(self) -> None:
+        """Look until the process ends."""
+        while not (self._leaving or self.answered.is_set()):
+            interval = self.interval if self._failure is None else HURRY
+            ready = self.wakeup.wait(interval, self._descriptors())
+            try:
+                self._look(ready)
+            except StoreGoneError:
+                if self.session is not None:
+                    self.session.store_lost()
+                elif self._failure is not None:
+                    self.answered.set()
+            except Exception as error:
+                say(f"warning: the hang watch ends: {type(error).__name__}: {error}")
+                break
+        self._close_session()
+        self.answered.set()
+        self._left.set()
+
+    def _descriptors(self) -> list[int]:
+        if self.session is None:
+            return []
+        return [*self.session.roll.neighbours.descriptors, *self.session.board.store.descriptors()]
+
+    def _look(self, ready: list[int]) -> None:
+        self._follow_groups()
+        session = self.session
+        if session is None:
+            if self._failure is not None:
+                self.answered.set()
+            return
+        now = time.monotonic()
+        alarm = session.roll.notice(ready, now)
+        alarm = session.standing_alarm() or alarm
+        if alarm is None and self._failure is not None:
+            alarm = self._tell_failure(session, self._failure, now)
+        elif alarm is None and self.wakeup.asked():
+            alarm = session.alarm("asked", f"rank {session.who.rank} was asked for a report")
+        elif alarm is None:
+            alarm = self._overdue(session, now)
+        if alarm is not None:
+            self._answer(session, session.sound(alarm))
+
+    def _overdue(self, session: Session, now: float) -> Alarm | None:
+        overdue = self._clock.look(now)
+        if overdue:
+            waited = self._clock.longest
+            return session.alarm("timeout", f"rank {session.who.rank} has waited for {waited:.0f} s")
+        return session.roll.needed_and_gone(self._clock.waits, now)
+
+    def _tell_failure(self, session: Session, failure: Failure, now: float) -> Alarm | None:
+        """Return an alarm unless all ranks raise such an exception within `QUIET_SECONDS`."""
+        with suppress(StoreGoneError):
+            if self._told_failure is None:
+                self._told_failure = now
+                session.board.fail(failure.kind)
+            if session.board.all_failed_alike(failure.kind, session.who.world_size):
+                self.answered.set()
+                return None
+            # With HCCL a rank whose partner has gone is aborted by torch_npu within half a second.
+            alone = session.roll.gone or session.board.anyone_left()
+            if not alone and now - self._told_failure < QUIET_SECONDS:
+                return None
+        first = failure.message.partition("\n")[0][:200]
+        return session.alarm("exception", f"rank {session.who.rank} raised {failure.kind}: {first}")
+
+    def _answer(self, session: Session, alarm: Alarm) -> None:
+        waited = self._clock.longest
+        answer = Answer(
+            session=session,
+            alarm=alarm,
+            failure=lambda: self._failure,
+            waited=waited,
+            timeout=self._limit(None, session.who.backend),
+        )
+        answer.give()
+        session.next_alarm = alarm.number + 1
+        self.wakeup.forget()
+        if not alarm.ends_the_job:
+            return
+        if self._failure is None:
+            answer.end_process()
+        answer.end_soon()
+        self.answered.set()  # and nothing more is told of a job that has ended
+
+    def _follow_groups(self) -> None:
+        """Begin with the default process group, and end with it."""
+        found = default_group()
+        if self.session is not None and (found is None or found.key != self.session.key):
+            self._close_session()
+        if found is None or self.session is not None:
+            return
+        who = describe_rank(found)
+        if who.world_size < 2:
+            return
+        self._use_device(who.backend)
+        self._group_timeout = found.timeout
+        self._sessions += 1
+        board = Board(found.store, self._sessions, who.rank, self._reports())
+        self.session = Session(found.key, who, board, Roll(board, who))
+        self.session.roll.join()
+        stay_outermost(self)
+
+    def _close_session(self) -> None:
+        session, self.session = self.session, None
+        if session is None:
+            return
+        session.roll.neighbours.close()
+        if self._failure is None:
+            with suppress(StoreGoneError):  # it left before: then nobody is there to be told
+                session.board.leave(recorder.sequences())
+        session.board.store.close()
+
+    def _use_device(self, backend: str) -> None:
+        """Let this thread ask for the state of the device's events, which CANN answers within a context."""
+        module = accelerator() if "hccl" in backend else None
+        index = None if module is None else device_index(module)
+        if module is not None and index is not None:
+            module.set_device(index)
+
+    def _reports(self) -> Path:
+        return Path(self.environ.get(REPORTS) or REPORTS_DEFAULT)
+
+    def _limit(self, timeout: timedelta | None, ring: str) -> float:
+        backend = ring or (self.session.who.backend if self.session is not None else "hccl")
+        return wait_limit(self.environ, self._group_timeout if timeout is None else timeout, backend=backend)
+
+
+def find_watch() -> HangWatch | None:
+    """Return this process's watch; None if it has none."""
+    for thread in threading.enumerate():
+        if isinstance(thread, HangWatch) and thread.pid == os.getpid():
+            return thread
+    return None
+
+
+def start_watch(environ: Mapping[str, str] = os.environ, *, interval: float = INTERVAL) -> HangWatch | None:
+    """Start the watch of this process, unless it runs already or NPU_PLUGINS_HANG_WATCH=0.
+
+    It does nothing until there is a default process group of more than one rank, and is done with it.
+
+    Args:
+        environ: with NPU_PLUGINS_HANG_WATCH, NPU_PLUGINS_REPORTS (the folder for reports, by default
+            ./npu-plugins-reports), and what `wait_limit` reads.
+        interval: seconds between two looks.
+
+    Returns:
+        The watch that runs; None if it is switched off.
+
+    Raises:
+        DiagnosticsError: NPU_PLUGINS_HANG_WATCH is neither 0 nor 1.
+        CommError: HCCL_TIMEOUT is no time.
+    """
+    switch = environ.get(SWITCH, "1")
+    if switch not in ("0", "1"):
+        raise DiagnosticsError(f"{SWITCH}={switch} is neither 0 nor 1; give 0 to do without the hang watch")
+    if switch == "0":
+        return None
+    watch = find_watch()
+    if watch is None:
+        watch = HangWatch(environ, interval=interval)
+        watch.start()
+        install(watch)
+    return watch
