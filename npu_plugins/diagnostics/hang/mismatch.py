@@ -134,20 +134,20 @@ def _odd(history: History, calls: Mapping[int, Call], sides: list[list[int]]) ->
         return [rank for side in sides[:-1] for rank in side]
     if len(sides[0]) < len(sides[1]):
         return sides[0]
-    new = [side for side in sides if _is_new(history, side[0], calls[side[0]])]
-    return new[0] if len(new) == 1 else sorted(sides[0] + sides[1])
+    for depth in (1, 2):
+        new = [side for side in sides if _is_new(history, side[0], calls[side[0]], depth)]
+        if len(new) == 1:
+            return new[0]
+    return sorted(sides[0] + sides[1])
 
 
-def _is_new(history: History, rank: int, call: Call) -> bool:
-    """Tell whether `rank` never before made this call after the one that it made before it."""
+def _is_new(history: History, rank: int, call: Call, depth: int) -> bool:
+    """Tell whether `rank` never before made this call (depth 1), or never after the one before it (2)."""
     made = history.collectives(rank, call.group)
-    steps = [
-        (_signature(made[sequence - 1]), _signature(made[sequence]))
-        for sequence in made
-        if sequence - 1 in made and sequence < call.sequence
-    ]
-    before = made.get(call.sequence - 1)
-    return before is None or (_signature(before), _signature(call)) not in steps
+    before = [made[sequence] for sequence in sorted(made) if sequence < call.sequence]
+    signatures = [_signature(one) for one in [*before, call]]
+    steps = [signatures[place : place + depth] for place in range(len(signatures) - depth + 1)]
+    return not steps or steps[-1] not in steps[:-1]
 
 
 def _signature(call: Call) -> tuple[object, ...]:

@@ -35,7 +35,10 @@ def blocked(
             found.setdefault(_key(history, absent, graph, rank), []).append(rank)
     causes = [_not_come(history, absent, graph, ranks, source) for ranks in found.values()]
     causes.sort(key=lambda cause: _ORDER.index(cause.kind))
-    return causes + [_circle(history, graph, circle_in(edges, circle), source) for circle in circles]
+    for component in circles:
+        circle = circle_in(graph.first_edges(), component) or circle_in(edges, component)
+        causes.append(_circle(history, graph, circle, source))
+    return causes
 
 
 def transfers(history: History, graph: Graph) -> list[Cause]:
@@ -128,12 +131,7 @@ def _not_come(
     missed = f"{capital(who)} did not come to {call}, where {wait}."
     if len(waiters) == 1 and len(ranks) > 1:
         missed = f"Only {the_ranks(waiters)} came to {call}, and waits for {who} ({longest.seconds:.0f} s)."
-    others = [rank for rank in graph.waiting if graph.of(rank) is not None and rank not in waiters]
-    others = [rank for rank in others if graph.waiting[rank][0].waits_for and rank not in ranks]
-    if others:
-        missed += (
-            f" {capital(the_ranks(others))} {'waits' if len(others) == 1 else 'wait'} for those in turn."
-        )
+    missed += _behind(history, graph, waiters.union(ranks), ranks)
     if ranks[0] in absent:
         return _not_there(absent[ranks[0]], ranks, missed)
     return _elsewhere(history, ranks, missed, longest, source)
@@ -145,10 +143,11 @@ def _behind(history: History, graph: Graph, told: Collection[int], ranks: list[i
     others = [rank for rank, one in waiting.items() if one is not None and one.waits_for and rank not in told]
     if not others:
         return ""
-    indirect = [rank for rank in others if set(ranks).isdisjoint(graph.edges()[rank])]
+    edges = graph.edges()
+    indirect = [rank for rank in others if edges[rank].isdisjoint(ranks)]
     steps = []
-    for rank, other in chain_to(graph.edges(), indirect[0], ranks) if indirect else ():
-        call = next(one.call for one in graph.waiting[rank] if other in one.waits_for)
+    for rank, other in chain_to(edges, indirect[0], ranks) if indirect else ():
+        call = next(one.call for one in graph.waiting[rank] if other in one.waits_for + one.behind)
         steps.append(f"rank {rank} for rank {other} in {history.label(rank, call.group)}")
     chain = f" ({', '.join(steps)})" if steps else ""
     return f" Behind that {the_ranks(others)} {'waits' if len(others) == 1 else 'wait'}{chain}."
@@ -219,7 +218,7 @@ def _elsewhere(history: History, ranks: list[int], missed: str, longest: Waiting
 def _circle(history: History, graph: Graph, circle: list[int], source: Source) -> Cause:
     told = []
     for rank, other in zip(circle, circle[1:] + circle[:1], strict=True):
-        waiting = next(one for one in graph.waiting[rank] if other in one.waits_for)
+        waiting = next(one for one in graph.waiting[rank] if other in one.waits_for + one.behind)
         frames = users_frames(waiting.call.stack or main_stack(history.dumps[rank]))
         place = f" at {frame_text(frames[0], source)}" if frames else ""
         told.append(f"rank {rank} waits in {call_text(history, waiting)}{place} for rank {other}")

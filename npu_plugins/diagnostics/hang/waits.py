@@ -17,6 +17,8 @@ class Waiting:
     call: Call
     waits_for: tuple[int, ...]
     """Empty if all came."""
+    behind: tuple[int, ...]
+    """Ranks that came, but whose device stands in an earlier open call; only for a rank's oldest call."""
     seconds: float
 
 
@@ -30,11 +32,15 @@ class Graph:
         """Return for each rank the ranks that it waits for, over all its open calls."""
         found: dict[int, set[int]] = {}
         for rank, calls in self.waiting.items():
-            others = {other for waiting in calls for other in waiting.waits_for}
+            others = {other for waiting in calls for other in waiting.waits_for + waiting.behind}
             found.setdefault(rank, set()).update(others)
             for other in others:
                 found.setdefault(other, set())
         return found
+
+    def first_edges(self) -> dict[int, set[int]]:
+        """Return for each rank those that it waits for in its oldest open call, where its device stands."""
+        return {rank: {*calls[0].waits_for, *calls[0].behind} for rank, calls in self.waiting.items()}
 
     def of(self, rank: int) -> Waiting | None:
         """Return the call that `rank` waits in: the oldest to which a rank did not come, else the oldest."""
@@ -62,20 +68,28 @@ def make_graph(history: History, gone: Collection[int], patience: float) -> Grap
     """
     missing: dict[tuple[str, int, tuple[int, ...]], tuple[int, ...]] = {}
     found: dict[int, list[Waiting]] = {}
+    oldest = {rank: next(history.open_calls(rank), None) for rank in history.dumps}
     for rank in sorted(history.dumps):
         for call in history.open_calls(rank):
             seconds = history.waited(rank, call)
             if seconds < patience:
                 continue
+            behind: tuple[int, ...] = ()
             if call.p2p:
                 absent = _missing_peer(history, rank, call, gone)
+                peer = _peer(history, rank, call)
+                if rank not in found and not absent and peer is not None:
+                    first = oldest[peer]
+                    behind = (peer,) if first is not None and not _is_between(first, rank, call) else ()
             else:
                 members = history.members(rank, call.group)
                 key = (call.group, call.sequence, members)
                 if key not in missing:
                     missing[key] = tuple(_missing(history, call, members, gone))
                 absent = tuple(other for other in missing[key] if other != rank)
-            found.setdefault(rank, []).append(Waiting(rank, call, absent, seconds))
+                if rank not in found and not absent:
+                    behind = tuple(other for other in members if _stands_before(oldest.get(other), call))
+            found.setdefault(rank, []).append(Waiting(rank, call, absent, behind, seconds))
     return Graph({rank: tuple(calls) for rank, calls in found.items()})
 
 
@@ -124,8 +138,9 @@ def chain_to(
 
 
 def circle_in(edges: Mapping[int, Collection[int]], component: list[int]) -> list[int]:
-    """Return ranks of which each waits for the next, and the last for the first: a short circle."""
-    return [rank for rank, _ in chain_to(edges, component[0], component[:1])]
+    """Return ranks of which each waits for the next, and the last for the first: the shortest circle."""
+    circles = [[rank for rank, _ in chain_to(edges, start, (start,))] for start in component]
+    return min(filter(None, circles), key=len, default=[])
 
 
 def _missing(history: History, call: Call, members: tuple[int, ...], gone: Collection[int]) -> Iterator[int]:
@@ -138,17 +153,33 @@ def _missing(history: History, call: Call, members: tuple[int, ...], gone: Colle
             yield other
 
 
+def _stands_before(oldest: Call | None, call: Call) -> bool:
+    """Tell whether a rank that came to `call` is still in another one before it."""
+    return oldest is not None and (oldest.group, oldest.sequence, oldest.p2p) != (
+        call.group,
+        call.sequence,
+        False,
+    )
+
+
+def _is_between(oldest: Call, rank: int, call: Call) -> bool:
+    """Tell whether the oldest open call of `call`'s other side is one with `rank`."""
+    return oldest.p2p and oldest.group == call.group and oldest.peer in (rank, None)
+
+
 def _missing_peer(history: History, rank: int, call: Call, gone: Collection[int]) -> tuple[int, ...]:
-    peer = call.peer
+    peer = _peer(history, rank, call)
     if peer is None:
-        members = history.members(rank, call.group)
-        others = [member for member in members if member != rank]
-        if len(others) != 1:
-            return ()  # nothing tells whom the call is for
-        peer = others[0]
+        return ()
     if peer not in history.dumps or peer in gone:
         return (peer,)
     return () if _answers(history, rank, peer, call) else (peer,)
+
+
+def _peer(history: History, rank: int, call: Call) -> int | None:
+    """Return the other side of a point-to-point call; None where nothing tells."""
+    others = [member for member in history.members(rank, call.group) if member != rank]
+    return others[0] if call.peer is None and len(others) == 1 else call.peer
 
 
 def _answers(history: History, rank: int, peer: int, call: Call) -> bool:
