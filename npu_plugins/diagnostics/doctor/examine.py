@@ -79,5 +79,5 @@ def _failed(name: str, failure: Exception) -> Finding:
     told = " ".join(f"{type(failure).__name__}: {failure}".split())[:300]
     mend = "Look at what it checks yourself, and report this sentence to the authors of npu-plugins."
     if isinstance(failure, ModuleNotFoundError) and failure.name:
-        mend = f"pip install {failure.name}: npu-plugins needs it."
+        mend = f"pip install {failure.name.partition('.')[0]}: npu-plugins needs it."
     return warning(f"doctor.{name}", f"The check {name} could not be made ({told}).", mend)
