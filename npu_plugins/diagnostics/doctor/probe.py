@@ -29,6 +29,7 @@ def _simulator() -> int:
 
 
 def _npus() -> int:
+    from npu_plugins.errors import NpuPluginsError
     from npu_plugins.simulator.settings import simulator_requested
 
     answer: dict[str, Any]
@@ -43,7 +44,8 @@ def _npus() -> int:
         if simulator_requested():  # npu-smi tells it of real ones, without opening them
             answer["memory"] = [npu.mem_get_info(number) for number in range(answer["count"])]
     except (ImportError, OSError, RuntimeError) as failure:
-        answer["error"] = " ".join(f"{type(failure).__name__}: {failure}".split())[:600]
+        kind = "" if isinstance(failure, NpuPluginsError) else f"{type(failure).__name__}: "
+        answer["error"] = " ".join(f"{kind}{failure}".split())[:600]
     else:
         answer["timeouts"] = _timeouts()
     print(json.dumps(answer))
