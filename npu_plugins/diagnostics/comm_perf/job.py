@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from npu_plugins.comm.collectives.dtypes import REDUCED
 from npu_plugins.diagnostics.comm_perf import table
-from npu_plugins.diagnostics.comm_perf.collectives import Call, Collective
+from npu_plugins.diagnostics.comm_perf.collectives import REDUCE_OPS, Call, Collective
 from npu_plugins.diagnostics.comm_perf.measure import Seen, measure
 from npu_plugins.diagnostics.comm_perf.request import AVERAGES, DTYPES, Request
 from npu_plugins.diagnostics.comm_perf.results import Report, Row, Timing
@@ -109,6 +110,7 @@ def _one_table(
     for case in _cases(request, collective, ranks):
         before = len(rows)
         try:
+            _refuse_what_ends_the_process(case)
             for row in _rows(request, line, case, device):
                 if not rows:
                     say(table.table_head(row, request.repeats.cpu_time))
@@ -126,6 +128,15 @@ def _one_table(
 
 class _RefusedError(Exception):
     """The backend does not do this case."""
+
+
+def _refuse_what_ends_the_process(case: Case) -> None:
+    """Keep from HCCL what it would refuse from the device's stream, where no error can be caught."""
+    able = REDUCED["hccl"].get(DTYPES[case.dtype])
+    if dist.get_backend() != "hccl" or not case.collective.reduces or able is None:
+        return
+    if REDUCE_OPS[case.reduction] not in able:
+        raise _RefusedError(f"hccl does not do {case.words()}")
 
 
 def _reason(error: Exception) -> str:
