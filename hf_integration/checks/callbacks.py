@@ -116,12 +116,18 @@ class CheckMemory(_OfTrainer):
         if state.is_world_process_zero:
             start_records(args.output_dir, "memory", state.global_step)
 
-    def on_pre_optimizer_step(
+    def on_reduced_gradients(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Measure while the gradients are there."""
-        if (state.global_step + 1) % self._every == 0:
+        if (state.global_step + 1) % self._every == 0 and self._with_gradients is None:
             self._with_gradients = self._measured(args, kwargs)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Do so now, if the Trainer is one that knows no earlier moment."""
+        self.on_reduced_gradients(args, state, control, **kwargs)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

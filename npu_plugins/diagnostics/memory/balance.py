@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from npu_plugins.diagnostics.memory.rank import RankMemory
+from npu_plugins.diagnostics.memory.rank import ACTIVATIONS, FRAGMENTS, RankMemory
 
 SHARE = 0.1
 """Ranks that differ by less of the largest one's memory are balanced."""
@@ -18,9 +18,9 @@ MODEL = "the model's parameters, gradients and optimizer states"
 MENDS = {
     MODEL: "move layers to other stages: ds_config pipeline.partition_method, or fewer layers beside "
     "embedding and head",
-    "activations": "the first stages of a pipeline keep more micro-batches: recompute there, use fewer "
+    ACTIVATIONS: "the first stages of a pipeline keep more micro-batches: recompute there, use fewer "
     "micro-batches in flight (--pipeline_schedule), or give rank 0 no work besides",
-    "fragments": "set PYTORCH_NPU_ALLOC_CONF=expandable_segments:True, or pad batches to few lengths",
+    FRAGMENTS: "set PYTORCH_NPU_ALLOC_CONF=expandable_segments:True, or pad batches to few lengths",
     OTHERS: "`npu-smi info` names them: end them, or choose other devices with ASCEND_RT_VISIBLE_DEVICES",
 }
 
@@ -99,7 +99,7 @@ def _imbalance(
     differences = {name: size - parts[compared][name] for name, size in parts[own.rank].items()}
     # Parameters, gradients and optimizer states differ together, for one reason: where the layers are.
     model = sum(max(0, differences[name]) for name in ("parameters", "gradients", "optimizer"))
-    rest = {name: differences[name] for name in ("activations", "fragments", OTHERS)}
+    rest = {name: differences[name] for name in (ACTIVATIONS, FRAGMENTS, OTHERS)}
     cause = max(rest, key=lambda name: rest[name])
     if model >= rest[cause]:
         return Imbalance(own.rank, more, MODEL, model, own.holds, compared)

@@ -10,6 +10,10 @@ KNOWN = ("parameters", "gradients", "optimizer")
 """Words of what can be counted tensor by tensor."""
 
 
+ACTIVATIONS, FRAGMENTS = "activations and buffers", "fragments"
+"""Of `RankMemory.parts`."""
+
+
 @dataclass(frozen=True)
 class RankMemory:
     """Bytes that a rank takes; those of a device are of all processes on it."""
@@ -57,7 +61,7 @@ class RankMemory:
     def parts(self) -> dict[str, int]:
         """Return bytes by what they are for, which add up to what the allocator reserved at its peak."""
         known = {name: getattr(self, name) for name in KNOWN}
-        return {**known, "activations": self.activations, "fragments": self.unused}
+        return {**known, ACTIVATIONS: self.activations, FRAGMENTS: self.unused}
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON has it."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from npu_plugins.diagnostics.memory import RankMemory, imbalances, memory_report
 from npu_plugins.diagnostics.memory.balance import MODEL, OTHERS
+from npu_plugins.diagnostics.memory.rank import ACTIVATIONS, FRAGMENTS
 
 GB = 1 << 30
 
@@ -43,8 +44,8 @@ def test_equal_ranks_are_balanced() -> None:
 
 CAUSES: list[tuple[dict[str, Any], str]] = [
     ({"parameters": 2 * GB, "optimizer": 8 * GB, "peak": 15 * GB, "peak_reserved": 15 * GB}, MODEL),
-    ({"peak": 14 * GB, "peak_reserved": 14 * GB}, "activations"),
-    ({"peak_reserved": 13 * GB}, "fragments"),
+    ({"peak": 14 * GB, "peak_reserved": 14 * GB}, ACTIVATIONS),
+    ({"peak_reserved": 13 * GB}, FRAGMENTS),
     ({"free": 40 * GB}, OTHERS),
 ]
 
