@@ -7,7 +7,17 @@ import sys
 from collections.abc import Sequence
 
 from npu_plugins import __version__
-from npu_plugins.command_line import check, checkpoint, comm_perf, doctor, pipeline, preflight, simulator
+from npu_plugins.command_line import (
+    check,
+    checkpoint,
+    comm_perf,
+    doctor,
+    explain,
+    hang,
+    pipeline,
+    preflight,
+    simulator,
+)
 from npu_plugins.errors import NpuPluginsError
 
 
@@ -26,6 +36,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="npu-plugins", description="Tools for training on Ascend NPUs.")
     parser.add_argument("--version", action="version", version=f"npu-plugins {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for family in (simulator, pipeline, checkpoint, comm_perf, doctor, preflight, check):
+    for family in (simulator, pipeline, checkpoint, comm_perf, doctor, preflight, check, hang, explain):
         family.add(commands)
     return parser

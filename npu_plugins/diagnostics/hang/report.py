@@ -117,7 +117,7 @@ def _absent(findings: Findings) -> list[str]:
     alike: dict[tuple[str, str], list[int]] = {}
     for rank, absence in findings.absent.items():
         alike.setdefault((absence.kind, absence.detail), []).append(rank)
-    words = {"killed": "killed by", "failed": "ended with", "left": "ended", "silent": "silent:"}
+    words = {"killed": "killed by", "failed": "ended with", "left": "ended:", "silent": "silent:"}
     return [
         _wrapped(f"{the_ranks(ranks)}: {words[kind]} {detail}".rstrip())
         for (kind, detail), ranks in alike.items()

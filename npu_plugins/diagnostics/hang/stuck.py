@@ -156,7 +156,7 @@ def _behind(history: History, graph: Graph, told: Collection[int], ranks: list[i
 def _not_there(absence: Absence, ranks: list[int], missed: str) -> Cause:
     who, plural = the_ranks(ranks), len(ranks) > 1
     if absence.kind == "left":
-        detail = f" with {absence.detail}" if absence.detail else ""
+        detail = f" ({absence.detail})" if absence.detail else ""
         return Cause(
             "left",
             tuple(ranks),
