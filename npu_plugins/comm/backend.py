@@ -51,7 +51,10 @@ class HcclBackend(TorchBackend):
         Raises:
             CommError: the ranks' timeouts differ.
         """
-        say_contradictions(apply_setting(os.environ), os.environ)
+        before = len(os.environ)
+        sentences = apply_setting(os.environ)
+        if len(os.environ) > before:  # set by the program; what was set before it, was said at `import torch`
+            say_contradictions(sentences, os.environ)
         super().__init__(backend, timeout, init_method, rank, world_size, name)
         self.group_options = GroupOptions()
         """How groups that DeepSpeed makes from now on are made, where `new_group` is not told otherwise."""

@@ -13,11 +13,13 @@ HCCL_EVENT_TIMEOUT).
 from __future__ import annotations
 
 import math
+import multiprocessing
 import sys
 from collections.abc import Mapping, MutableMapping
 from datetime import timedelta
 
 from npu_plugins.comm.errors import CommError
+from npu_plugins.launchers import is_launcher
 
 SETTING = "HCCL_TIMEOUT"
 EXEC, CONNECT, EVENT = "HCCL_EXEC_TIMEOUT", "HCCL_CONNECT_TIMEOUT", "HCCL_EVENT_TIMEOUT"
@@ -158,8 +160,9 @@ def contradictions(environ: Mapping[str, str]) -> list[str]:
 
 
 def say_contradictions(sentences: list[str], environ: Mapping[str, str]) -> None:
-    """Print what `apply_setting` returned, on the first rank only."""
-    if environ.get("RANK", "0") == "0":
+    """Print what `apply_setting` returned, on the first rank only: not in launchers, nor in spawned children."""
+    first = environ.get("RANK", "0") == "0" and multiprocessing.parent_process() is None
+    if first and not is_launcher():
         for sentence in sentences:
             print(f"npu-plugins: warning: {sentence}.", file=sys.stderr)
 

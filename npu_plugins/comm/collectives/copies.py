@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from npu_plugins.comm.collectives.dtypes import carrier
+from npu_plugins.comm.collectives.dtypes import COMMON, carrier
 from npu_plugins.comm.collectives.work import settle
 
 
@@ -160,7 +160,7 @@ def batch_isend_irecv(operations: Sequence[dist.P2POp]) -> list[Any]:
 
 
 def _moved(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-    return carrier(tensor, backend_for(tensor, group))
+    return tensor if tensor.dtype in COMMON else carrier(tensor, backend_for(tensor, group))
 
 
 def _copy(place: torch.Tensor, tensor: torch.Tensor) -> None:
