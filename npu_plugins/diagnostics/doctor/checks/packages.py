@@ -136,7 +136,7 @@ def requirements(machine: Machine) -> Iterator[Finding]:
 
 
 def for_cann(machine: Machine) -> Iterator[Finding]:
-    """The Python packages that CANN's operator compiler imports are there, and a numpy that it can use."""
+    """The Python packages that CANN's installation guide asks for are there, and a numpy that it can use."""
     if not is_there(machine):
         return
     table = compatibility().content
@@ -144,11 +144,12 @@ def for_cann(machine: Machine) -> Iterator[Finding]:
     if missing:
         yield warning(
             "packages.for_cann",
-            f"CANN's operator compiler uses Python packages that are not installed: {', '.join(missing)}.",
+            "CANN asks for Python packages, for its operator compiler, that are not installed:"
+            f" {', '.join(missing)}.",
             f"pip install {' '.join(missing)}.",
         )
     else:
-        yield ok("packages.for_cann", "The Python packages that CANN's operator compiler uses are installed.")
+        yield ok("packages.for_cann", "The Python packages that CANN asks for are installed.")
     installed, numpy, limit = cann.find(machine), machine.package_version("numpy"), table["numpy"]
     if installed is None or installed.version is None or numpy is None:
         return
