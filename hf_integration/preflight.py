@@ -14,6 +14,7 @@ import torch.distributed as dist
 from transformers import PreTrainedTokenizerBase
 
 from ds_configs.parallel import ParallelConfig
+from hf_integration.device import visible_device_type
 from hf_integration.errors import TrainingInputError
 from npu_plugins.autoload import platform
 from npu_plugins.comm import ProcessMesh
@@ -76,11 +77,12 @@ class PreflightArguments:
 class TrainingPreflight:
     """The preflight of `NpuTrainingArguments`: met before the process group is made, finished after."""
 
-    def __init__(self, config: ParallelConfig) -> None:
+    def __init__(self, config: ParallelConfig, use_cpu: bool) -> None:
         """Meet the other ranks.
 
         Args:
             config: the degrees.
+            use_cpu: whether the training is to stay on the host.
 
         Raises:
             PreflightError: some have not come.
@@ -90,7 +92,8 @@ class TrainingPreflight:
         # Kept until the process group is there: rank 0 may serve it.
         self.store = _store(settings.limit)
         rank = int(os.environ.get("RANK") or 0)
-        self.flight = Preflight(self.store.clone(), rank, config, settings)
+        kind = "cpu" if use_cpu else visible_device_type() or "cpu"
+        self.flight = Preflight(self.store.clone(), rank, config, settings, platform=_platform(kind))
         self.config = config
         _ending_if_stuck(self.flight.meet)
 
@@ -108,7 +111,6 @@ class TrainingPreflight:
 
     def _finish(self, args: Any, config: Mapping[str, Any] | None) -> Report:
         flight, device = self.flight, _device(args)
-        flight.platform = _platform(device)
         facts = [*version_facts(), *environment_facts(), *device_facts(device, flight.here)]
         flight.compare("settings", [*facts, *argument_facts(args.to_dict(), config)])
         if self.config.world_size > 1:
@@ -160,7 +162,7 @@ def compare_inputs(
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         tokens = _digest(sorted(tokenizer.get_vocab().items()))
         facts.append(Fact("data", "the tokenizer's tokens", tokens, mend="give all ranks the same tokenizer"))
-    flight = Preflight(store, rank, config, settings_of(os.environ), tell, _platform(_device(args)))
+    flight = Preflight(store, rank, config, settings_of(os.environ), tell, _platform(_device(args).type))
 
     def compare() -> None:
         flight.meet()
@@ -247,12 +249,10 @@ def _device(args: Any) -> torch.device:
     return torch.device("cpu") if device.type == "cpu" else device
 
 
-def _platform(device: torch.device) -> str:
-    return (
-        {"npu": "NPUs", "simulated_npu": "simulated NPUs"}[platform()]
-        if device.type == "npu"
-        else device.type
-    )
+def _platform(kind: str) -> str:
+    """What ranks communicate over, as `npu-plugins preflight` tells it."""
+    backend = dist.Backend.default_device_backend_map.get(kind, kind)
+    return f"{backend} (simulated NPUs)" if kind == "npu" and platform() != "npu" else backend
 
 
 def _plain(value: Any) -> Any:

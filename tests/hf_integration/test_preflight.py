@@ -124,6 +124,8 @@ def test_data_is_read_only_where_that_draws_nothing() -> None:
 def test_one_process_and_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     NpuTrainingArguments(output_dir=str(tmp_path), use_cpu=True, preflight=True, report_to="none")
     told = capsys.readouterr().err
-    assert "preflight: 1 ranks on 1 host, tp 1 × dp 1 × pp 1" in told and told.rstrip().endswith("ready")
+    assert "preflight: 1 rank on 1 host, tp 1 × dp 1 × pp 1, gloo" in told and told.rstrip().endswith(
+        "ready"
+    )
     with pytest.raises(TrainingInputError, match="--preflight needs the ranks of a job"):
         NpuTrainingArguments(output_dir=str(tmp_path), dry_run=True, preflight=True, report_to="none")

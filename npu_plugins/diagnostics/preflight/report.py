@@ -58,7 +58,7 @@ class Report:
     def sentence(self) -> str:
         """Return the first error with its mend, and how many more there are."""
         first, *more = self.errors
-        others = f" (and {_count(len(more), 'more error')})" if more else ""
+        others = f" (and {counted(len(more), 'more error')})" if more else ""
         return f"preflight: {first.what}; {first.mend}{others}"
 
     def text(self) -> str:
@@ -69,8 +69,8 @@ class Report:
         for finding in self.findings:
             lines += [f"{finding.level}: {finding.what}", f"  → {finding.mend}"]
         warnings = len(self.findings) - len(self.errors)
-        verdict = f"not ready: {_count(len(self.errors), 'error')}" if self.errors else "ready"
-        lines.append(verdict + (f", {_count(warnings, 'warning')}" if warnings else ""))
+        verdict = f"not ready: {counted(len(self.errors), 'error')}" if self.errors else "ready"
+        lines.append(verdict + (f", {counted(warnings, 'warning')}" if warnings else ""))
         return "\n".join(lines)
 
     def to_json(self, indent: int | None = None) -> str:
@@ -137,5 +137,6 @@ def ranks_in_words(ranks: Iterable[int], hosts: Mapping[int, str]) -> str:
     return f"rank{'s' * (len(ordered) > 1)} {told}{place}"
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """Return ``1 rank``, ``2 ranks``."""
     return f"{number} {noun}{'s' * (number != 1)}"

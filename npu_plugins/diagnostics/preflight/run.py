@@ -19,7 +19,7 @@ from npu_plugins.diagnostics.preflight.board import Board, StoreLostError
 from npu_plugins.diagnostics.preflight.bounded import Done, Worker
 from npu_plugins.diagnostics.preflight.compare import Fact, as_message, differing, from_message
 from npu_plugins.diagnostics.preflight.place import Place, ended_here, guessed_hosts
-from npu_plugins.diagnostics.preflight.report import Finding, PreflightError, Report
+from npu_plugins.diagnostics.preflight.report import Finding, PreflightError, Report, counted
 from npu_plugins.diagnostics.preflight.verdicts import LinkWatch, Outcome
 
 GRACE = 2.0
@@ -224,7 +224,7 @@ class Preflight:
         hosts = len({place.machine for place in self.places.values()})
         degrees = " × ".join(f"{axis} {self.topology.size(axis)}" for axis in ("tp", "dp", "pp"))
         platform = f", {self.platform}" if self.platform else ""
-        return f"{self.world_size} ranks on {hosts} host{'s' * (hosts != 1)}, {degrees}{platform}"
+        return f"{counted(self.world_size, 'rank')} on {counted(hosts, 'host')}, {degrees}{platform}"
 
     # How a phase goes
 

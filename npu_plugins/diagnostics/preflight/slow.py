@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from npu_plugins.diagnostics.preflight.links import Link, Timing
-from npu_plugins.diagnostics.preflight.report import Finding, ranks_in_words
+from npu_plugins.diagnostics.preflight.report import Finding, counted, ranks_in_words
 
 FLOOR = 1e-3
 """Seconds that an exchange may take longer than others of its kind, whatever the factor."""
@@ -161,7 +161,7 @@ def summary(timings: Mapping[Link, Timing], size: int) -> tuple[str, list[dict[s
         speeds = sorted(size / timing.seconds / 1e9 for timing in of_axis)
         latencies = sorted(timing.latency for timing in of_axis)
         told.append(
-            f"{axis}: {len(of_axis)} link{'s' * (len(of_axis) > 1)}, {_range(speeds, 1.0)} GB/s, "
+            f"{axis}: {counted(len(of_axis), 'link')}, {_range(speeds, 1.0)} GB/s, "
             f"{_range(latencies, 1e6)} µs"
         )
     as_json = [

@@ -10,7 +10,7 @@ from npu_plugins.diagnostics.preflight import clocks, collectives, links, slow
 from npu_plugins.diagnostics.preflight.board import Received
 from npu_plugins.diagnostics.preflight.compare import Fact, compare, from_message
 from npu_plugins.diagnostics.preflight.place import Place, guessed_hosts
-from npu_plugins.diagnostics.preflight.report import Finding, ranks_in_words
+from npu_plugins.diagnostics.preflight.report import Finding, counted, ranks_in_words
 
 BLOCKING = ("mesh", "device")
 """Kinds of facts without which ranks cannot communicate at all."""
@@ -63,7 +63,7 @@ def of_meeting(received: Mapping[int, Received], opened: float, world_size: int,
         what = f"{ranks_in_words([last], hosts)} came {lateness:.1f} s after the first rank"
         mend = "look at what its host does at the start (file system, imports, other jobs)"
         findings.append(Finding("late", "warning", (last,), what, mend))
-    line = f"{len(received)} ranks within {lateness:.1f} s, the last of them rank {last}"
+    line = f"{counted(len(received), 'rank')} within {lateness:.1f} s, the last of them rank {last}"
     figures = {"seconds_after_the_first": {rank: at - first for rank, at in sorted(arrived.items())}}
     following = {rank: place.to_message() for rank, place in places.items()}
     return Outcome(line, figures, findings, bool(missing), following)
@@ -87,7 +87,7 @@ def of_facts(
     ]  # a finding begins with the kind of its fact
     kinds = ", ".join(dict.fromkeys(fact.kind for fact in first))
     verdict = f"{len(findings)} not as they should be" if findings else "as they should be"
-    return Outcome(f"{len(first)} facts ({kinds}), {verdict}", None, findings, bool(blocks))
+    return Outcome(f"{counted(len(first), 'fact')} ({kinds}), {verdict}", None, findings, bool(blocks))
 
 
 def of_results(told: Mapping[int, Any], topology: Topology, hosts: Mapping[int, str]) -> Outcome:
