@@ -8,6 +8,7 @@ does not hand on, and say which function of DeepSpeed made them.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from npu_plugins.comm import collectives
 from npu_plugins.comm.devices import device_types, inherited_timeout
 from npu_plugins.comm.groups import GroupOptions, check_timeouts_agree, new_group
 from npu_plugins.comm.timeouts import apply_setting, say_contradictions
+from npu_plugins.diagnostics import watch_for_hangs
 
 SUM = dist.ReduceOp.SUM
 
@@ -59,6 +61,9 @@ class HcclBackend(TorchBackend):
         self.group_options = GroupOptions()
         """How groups that DeepSpeed makes from now on are made, where `new_group` is not told otherwise."""
         check_timeouts_agree(os.environ)
+        if multiprocessing.parent_process() is not None:
+            # A spawned rank: when torch was imported, nothing told yet that this process would be one.
+            watch_for_hangs()
 
     def all_reduce(self, tensor: Any, op: Any = SUM, group: Any = None, async_op: bool = False) -> Any:
         """See `collectives.all_reduce`."""

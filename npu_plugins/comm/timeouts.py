@@ -160,7 +160,7 @@ def contradictions(environ: Mapping[str, str]) -> list[str]:
 
 
 def say_contradictions(sentences: list[str], environ: Mapping[str, str]) -> None:
-    """Print what `apply_setting` returned, on the first rank only: not in launchers, nor in spawned children."""
+    """Print what `apply_setting` returned, once: on the first rank, not in launchers or spawned ranks."""
     first = environ.get("RANK", "0") == "0" and multiprocessing.parent_process() is None
     if first and not is_launcher():
         for sentence in sentences:

@@ -269,3 +269,22 @@ def test_the_one_setting_reaches_all_that_wait(ranks_of_deepspeed: KeptWorld) ->
 
     wanted = {"HCCL_EXEC_TIMEOUT": "340", "HCCL_CONNECT_TIMEOUT": "330", "DEEPSPEED_TIMEOUT": "7"}
     assert ranks_of_deepspeed.run(waits) == [wanted] * 2
+
+
+def test_spawned_ranks_are_watched(ranks_of_deepspeed: KeptWorld) -> None:
+    """The last of this module: the watch stays."""
+
+    def watched() -> tuple[bool, bool]:
+        import multiprocessing
+
+        from npu_plugins.comm.backend import HcclBackend
+        from npu_plugins.diagnostics.hang.watch import find_watch
+
+        the_backend()
+        before = find_watch() is not None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(multiprocessing, "parent_process", multiprocessing.current_process)
+            HcclBackend("hccl", timedelta(seconds=60), None)
+        return before, find_watch() is not None
+
+    assert ranks_of_deepspeed.run(watched) == [(False, True)] * 2
