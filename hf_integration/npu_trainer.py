@@ -32,6 +32,7 @@ from hf_integration.replica_data import ReplicaData
 from hf_integration.timeline import MeasuredTimeline
 from npu_plugins.checkpoint import save_hf
 from npu_plugins.comm import ProcessMesh
+from npu_plugins.diagnostics import watch_for_hangs
 from npu_plugins.pipeline import hf_names
 
 
@@ -84,6 +85,7 @@ class NpuTrainer(InputChecks, ReplicaData, ReducedGradients, CheckpointingTraine
         if self.parallel.divides:
             named = inspect.signature(Trainer).bind_partial(model, args, *positional, **keywords)
             _check_inputs(model, named.arguments)
+        watch_for_hangs()
         super().__init__(model, args, *positional, **keywords)
         check_tokenizer(self.processing_class, getattr(self.model, "config", None))
         if getattr(self.args, "preflight", False):

@@ -19,6 +19,7 @@ from npu_plugins.diagnostics.hang.dump import RankDump
 from npu_plugins.diagnostics.hang.failure import Failure, take_dump
 from npu_plugins.diagnostics.hang.files import save_absences
 from npu_plugins.diagnostics.hang.findings import Absence
+from npu_plugins.diagnostics.hang.recorder import Ring
 from npu_plugins.diagnostics.hang.report import write_report
 from npu_plugins.diagnostics.hang.store import StoreGoneError
 
@@ -45,6 +46,7 @@ class Answer:
     """One alarm, answered by one rank."""
 
     session: Session
+    ring: Ring
     alarm: Alarm
     failure: Callable[[], Failure | None]
     """The exception that ends this rank, which may be raised any time."""
@@ -63,6 +65,7 @@ class Answer:
             say(f"{self.alarm.sentence}; a report follows")
         own = take_dump(
             self.session.who,
+            self.ring,
             self.alarm.reason,
             waited=self.waited,
             timeout=self.timeout,

@@ -13,7 +13,8 @@ from types import TracebackType
 from typing import Any
 
 from npu_plugins.diagnostics.hang import recorder, stacks
-from npu_plugins.diagnostics.hang.dump import Call, Frame, RankDump
+from npu_plugins.diagnostics.hang.dump import Frame, RankDump
+from npu_plugins.diagnostics.hang.faults import is_consequence
 
 _MESSAGE_LENGTH = 4000
 
@@ -48,25 +49,32 @@ class Rank:
 
 
 def take_dump(
-    who: Rank, reason: str, *, waited: float, timeout: float, failure: Callable[[], Failure | None]
+    who: Rank,
+    ring: recorder.Ring,
+    reason: str,
+    *,
+    waited: float,
+    timeout: float,
+    failure: Callable[[], Failure | None],
 ) -> RankDump:
     """Return what this process knows now; call it from any thread but the main one.
 
     Args:
         who: this process.
+        ring: of its calls.
         reason: one of `dump.REASONS`; that of a rank with a `failure` is "exception".
         waited: seconds of its longest wait.
         timeout: seconds that a wait may take.
         failure: the exception that ends it, if there is one by the time of the call.
     """
     now = time.time()
-    found = recorder.calls()
+    found = ring.calls()
     point = stacks.point_to_point(now - waited)
     if point is not None and not any(call.p2p and call.state != "completed" for call in found):
         found = (*found, point)
     where = stacks.all_stacks()
     error = failure()  # asked for after the stacks: a main thread that is in its excepthook has told by then
-    return RankDump(
+    dump = RankDump(
         rank=who.rank,
         world_size=who.world_size,
         host=platform.node(),
@@ -81,21 +89,20 @@ def take_dump(
         error_stack=() if error is None else error.stack,
         stacks=where,
         groups=recorder.groups(),
-        calls=found if error is None else _with_failed_call(found, error.stack),
+        calls=found,
         memory={} if error is None else dict(error.memory),
     )
+    return dump if error is None else _with_failed_call(dump)
 
 
-def _with_failed_call(calls: tuple[Call, ...], raised: tuple[Frame, ...]) -> tuple[Call, ...]:
-    """Let the last call count as incomplete if the exception was raised in it: for gloo's ring it is done."""
-    if not calls or not calls[-1].stack:
-        return calls
-    # Its innermost frame is at another line by the time it waits.
-    if set(calls[-1].stack[1:]) <= set(raised) and any(
-        frame.file.endswith(recorder.C10D) for frame in raised
-    ):
-        return (*calls[:-1], replace(calls[-1], state="scheduled"))
-    return calls
+def _with_failed_call(dump: RankDump) -> RankDump:
+    """Let the last call count as incomplete where the exception says that another rank did not come.
+
+    Both rings take a call for done once it has failed.
+    """
+    if not dump.calls or not is_consequence(dump):
+        return dump
+    return replace(dump, calls=(*dump.calls[:-1], replace(dump.calls[-1], state="scheduled")))
 
 
 def device_memory() -> dict[str, int]:

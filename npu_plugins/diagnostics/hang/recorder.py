@@ -13,7 +13,7 @@ import pickle
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -84,45 +84,87 @@ def groups() -> tuple[Group, ...]:
     return tuple(found)
 
 
-def calls() -> tuple[Call, ...]:
-    """Return what the rings hold, oldest first; empty if there is none, or nothing was called."""
-    found = [_call(ring, entry) for ring, entry in _entries(stacks=True)]
-    found.sort(key=lambda call: call.created)
-    first = len(found) - STACKED_CALLS
-    return tuple(
-        call if place >= first or call.state != "completed" else _without_stack(call)
-        for place, call in enumerate(found)
-    )
+class Ring:
+    """Both rings, read again and again; the last look is kept for when a device in error tells nothing."""
 
+    def __init__(self) -> None:
+        """Remember nothing yet."""
+        self._last: dict[str, list[Mapping[str, Any]]] = {}
 
-def pending() -> tuple[Pending, ...]:
-    """Return the calls that are not complete, oldest first; cheap, for a look every few seconds.
+    def calls(self) -> tuple[Call, ...]:
+        """Return what the rings hold, oldest first; empty if there is none, or nothing was called."""
+        found = [_call(ring, entry) for ring, entry in self._entries(stacks=True)]
+        found.sort(key=lambda call: call.created)
+        first = len(found) - STACKED_CALLS
+        return tuple(
+            call if place >= first or call.state != "completed" else replace(call, stack=())
+            for place, call in enumerate(found)
+        )
 
-    A call after which another one of its group was completed is left out: a group's calls end in their order,
-    so it failed, and the program went on.
-    """
-    found: list[Pending] = []
-    last: dict[tuple[str, str, bool], int] = {}
-    for ring, entry in _entries(stacks=False):
-        group, p2p = _group_name(entry), entry["is_p2p"]
-        record = entry["record_id"]
-        if _complete(ring, entry):
-            place = (ring, group, p2p)
-            last[place] = max(last.get(place, -1), record)
-        else:
-            timeout = timedelta(milliseconds=entry["timeout_ms"])
-            found.append(Pending(ring, record, group, _sequence(entry), p2p, timeout))
-    return tuple(call for call in found if call.record > last.get((call.ring, call.group, call.p2p), -1))
+    def pending(self) -> tuple[Pending, ...]:
+        """Return the calls that are not complete, oldest first; cheap, for a look every few seconds.
 
+        A call after which another one of its group was completed is left out: a group's calls end in their
+        order, so it failed, and the program went on.
+        """
+        found: list[Pending] = []
+        last: dict[tuple[str, str, bool], int] = {}
+        for ring, entry in self._entries(stacks=False):
+            group, p2p = _group_name(entry), entry["is_p2p"]
+            record = entry["record_id"]
+            if _complete(ring, entry):
+                place = (ring, group, p2p)
+                last[place] = max(last.get(place, -1), record)
+            else:
+                timeout = timedelta(milliseconds=entry["timeout_ms"])
+                found.append(Pending(ring, record, group, _sequence(entry), p2p, timeout))
+        return tuple(call for call in found if call.record > last.get((call.ring, call.group, call.p2p), -1))
 
-def sequences() -> dict[str, int]:
-    """Return the number of the last collective of each group, by the group's name."""
-    found: dict[str, int] = {}
-    for _, entry in _entries(stacks=False):
-        if not entry["is_p2p"]:
-            name = _group_name(entry)
-            found[name] = max(found.get(name, 0), entry["collective_seq_id"])
-    return found
+    def sequences(self) -> dict[str, int]:
+        """Return the number of the last collective of each group, by the group's name."""
+        found: dict[str, int] = {}
+        for _, entry in self._entries(stacks=False):
+            if not entry["is_p2p"]:
+                name = _group_name(entry)
+                found[name] = max(found.get(name, 0), entry["collective_seq_id"])
+        return found
+
+    def _entries(self, *, stacks: bool) -> list[tuple[str, Mapping[str, Any]]]:
+        """The rings' records with the names of the rings; the pickles are made by this process itself."""
+        found: list[tuple[str, Mapping[str, Any]]] = []
+        for ring, module, name in (
+            ("gloo", "torch._C._distributed_c10d", "_dump_fr_trace"),
+            ("hccl", "torch_npu._C._distributed_c10d", "_dump_hccl_trace"),
+        ):
+            dump = getattr(sys.modules.get(module), name, None)
+            if dump is not None:
+                try:
+                    with _without_inductor():
+                        pickled = dump(True, stacks, False)
+                    self._last[ring] = list(pickle.loads(pickled).get("entries", ()))
+                    entries = self._last[ring]
+                except RuntimeError:  # events of a device in error cannot be asked
+                    entries = self._remembered(ring, pickle.loads(dump(False, False, False)))
+                found += [(ring, entry) for entry in entries]
+        return found
+
+    def _remembered(self, ring: str, now: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """The last look, and the newest call of each group that has begun more since, with no more told of it.
+
+        Args:
+            ring: whose events cannot be asked.
+            now: its dump without the calls, which tells how many each group has begun.
+        """
+        last = self._last.get(ring, [])
+        newest = {entry["pg_id"]: entry for entry in last if not entry["is_p2p"]}
+        begun = {int(group): status for group, status in now.get("pg_status", {}).items()}
+        nothing: dict[str, Any] = {"profiling_name": "", "frames": (), "state": "scheduled", "retired": False}
+        nothing |= dict.fromkeys(("input_sizes", "input_dtypes", "output_sizes", "output_dtypes"), ())
+        return last + [
+            {**entry, **nothing, "collective_seq_id": begun[group]["last_enqueued_collective"]}
+            for group, entry in newest.items()
+            if group in begun and begun[group]["last_enqueued_collective"] > entry["collective_seq_id"]
+        ]
 
 
 def _process_groups(dist: Any) -> list[Any]:
@@ -132,25 +174,6 @@ def _process_groups(dist: Any) -> list[Any]:
             return list(dist.distributed_c10d._world.pg_map)
         except RuntimeError:  # the program made a group meanwhile
             continue
-
-
-def _entries(*, stacks: bool) -> list[tuple[str, Mapping[str, Any]]]:
-    """The rings' records with the names of the rings; the pickles are made by this process itself."""
-    found: list[tuple[str, Mapping[str, Any]]] = []
-    for ring, module, name in (
-        ("gloo", "torch._C._distributed_c10d", "_dump_fr_trace"),
-        ("hccl", "torch_npu._C._distributed_c10d", "_dump_hccl_trace"),
-    ):
-        dump = getattr(sys.modules.get(module), name, None)
-        if dump is None:
-            continue
-        try:
-            with _without_inductor():
-                pickled = dump(True, stacks, False)
-        except RuntimeError:  # a device in error does not say how far its calls are
-            continue
-        found += [(ring, entry) for entry in pickle.loads(pickled).get("entries", ())]
-    return found
 
 
 @contextmanager
@@ -210,7 +233,3 @@ def _operator(recorded: str, stack: tuple[Frame, ...]) -> str:
         if frame.file.endswith(C10D):
             return _P2P.get(frame.function, frame.function)
     return ""
-
-
-def _without_stack(call: Call) -> Call:
-    return Call(**{name: getattr(call, name) for name in Call.__dataclass_fields__ if name != "stack"})

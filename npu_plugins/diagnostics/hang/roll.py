@@ -22,6 +22,8 @@ DOUBT_SECONDS = 2.0
 """A rank that was asked to end (SIGTERM) is told of only if this one is not asked as well meanwhile."""
 NEEDED_SECONDS = 10.0
 """A wait for a rank that is gone, of which nobody knows how far it came, may last so long after its end."""
+YOUNG_SECONDS = 30.0
+"""For so long after its beginning, ranks of a job are looked for often."""
 PAUSE_SECONDS = 10.0
 """Where more time lies between two looks, this process had been stopped, and the others' beats with it."""
 
@@ -48,6 +50,7 @@ class Roll:
     _last_beat: float = 0.0
     _last_look: float = 0.0
     _known: int = 1
+    _begun: float = field(default_factory=time.monotonic)
 
     def join(self) -> None:
         """Say that this rank is here."""
@@ -142,7 +145,7 @@ class Roll:
 
     def _welcome(self, now: float) -> None:
         """Watch the processes of this host that came since the last look."""
-        if now - self._last_beat < BEAT_SECONDS and self._known >= self._expected():
+        if now - self._last_beat < BEAT_SECONDS and not self.expects_more(now):
             return
         for process in self.board.newcomers(self.place):
             if process.rank != self.who.rank:
@@ -151,9 +154,11 @@ class Roll:
                     self._ended(process, absence, now)
                 self._known += 1
 
-    def _expected(self) -> int:
+    def expects_more(self, now: float) -> bool:
+        """Return whether ranks of this host may still come in: not all are known, and the job is young."""
         size = os.environ.get("LOCAL_WORLD_SIZE", "")
-        return int(size) if size.isdigit() else self.who.world_size
+        expected = int(size) if size.isdigit() else self.who.world_size
+        return self._known < expected and now - self._begun < YOUNG_SECONDS
 
     def _listen(self, now: float) -> int | None:
         """Beat, and listen to the other hosts' beats; returns a rank of a host that is silent."""

@@ -18,11 +18,12 @@ from pathlib import Path
 
 from npu_plugins.comm.timeouts import wait_limit
 from npu_plugins.diagnostics.errors import DiagnosticsError
-from npu_plugins.diagnostics.hang import recorder, stacks
+from npu_plugins.diagnostics.hang import stacks
 from npu_plugins.diagnostics.hang.answer import Answer, say
 from npu_plugins.diagnostics.hang.board import Alarm, Board
 from npu_plugins.diagnostics.hang.failure import Failure, accelerator, device_index
 from npu_plugins.diagnostics.hang.hooks import install, stay_outermost
+from npu_plugins.diagnostics.hang.recorder import Ring
 from npu_plugins.diagnostics.hang.roll import Roll
 from npu_plugins.diagnostics.hang.session import Session, default_group, describe_rank
 from npu_plugins.diagnostics.hang.store import StoreGoneError
@@ -33,6 +34,8 @@ SWITCH = "NPU_PLUGINS_HANG_WATCH"
 REPORTS = "NPU_PLUGINS_REPORTS"
 REPORTS_DEFAULT = "npu-plugins-reports"
 INTERVAL = 1.0
+EARLY = 0.2
+"""The interval until a rank knows its neighbours; without a process group a look takes microseconds."""
 HURRY = 0.05
 """The interval of a rank that is about to end."""
 QUIET_SECONDS = 1.5
@@ -53,6 +56,7 @@ class HangWatch(threading.Thread):
         self.interval = interval
         self.pid = os.getpid()
         self.wakeup = Wakeup()
+        self.ring = Ring()
         self.answered = threading.Event()
         self.session: Session | None = None
         self._failure: Failure | None = None
@@ -60,7 +64,7 @@ class HangWatch(threading.Thread):
         self._leaving = False
         self._left = threading.Event()
         self._sessions = 0
-        self._clock = WaitClock(self._limit, recorder.pending, stacks.waiting_spot)
+        self._clock = WaitClock(self._limit, self.ring.pending, stacks.waiting_spot)
         self._group_timeout: timedelta | None = None
         wait_limit(self.environ)  # refuses a setting that is no time, here and not in the thread
 
@@ -83,8 +87,7 @@ class HangWatch(threading.Thread):
     def run(self) -> None:
         """Look until the process ends."""
         while not (self._leaving or self.answered.is_set()):
-            interval = self.interval if self._failure is None else HURRY
-            ready = self.wakeup.wait(interval, self._descriptors())
+            ready = self.wakeup.wait(self._pause(), self._descriptors())
             try:
                 self._look(ready)
             except StoreGoneError:
@@ -98,6 +101,14 @@ class HangWatch(threading.Thread):
         self._close_session()
         self.answered.set()
         self._left.set()
+
+    def _pause(self) -> float:
+        """Seconds until the next look: few at the beginning and at the end of a job."""
+        if self._failure is not None:
+            return HURRY
+        if self.session is None or self.session.roll.expects_more(time.monotonic()):
+            return min(self.interval, EARLY)
+        return self.interval
 
     def _descriptors(self) -> list[int]:
         if self.session is None:
@@ -150,6 +161,7 @@ class HangWatch(threading.Thread):
         waited = self._clock.longest
         answer = Answer(
             session=session,
+            ring=self.ring,
             alarm=alarm,
             failure=lambda: self._failure,
             waited=waited,
@@ -190,7 +202,7 @@ class HangWatch(threading.Thread):
         session.roll.neighbours.close()
         if self._failure is None:
             with suppress(StoreGoneError):  # it left before: then nobody is there to be told
-                session.board.leave(recorder.sequences())
+                session.board.leave(self.ring.sequences())
         session.board.store.close()
 
     def _use_device(self, backend: str) -> None:
