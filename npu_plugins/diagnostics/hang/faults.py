@@ -67,10 +67,12 @@ def find_faults(
         source: reads the text of a line.
     """
     causes = _exceptions(dumps, clock, source)
+    # torch_npu's watchdog aborts its process when HCCL tells it of another rank's fault.
+    after_hccl = any(is_consequence(dump, source) for dump in dumps.values())
     ended = {
         rank: (absence, absence.when - clock(absence.host) if absence.when else 0.0)
         for rank, absence in sorted(absent.items())
-        if absence.kind in ("killed", "failed")
+        if absence.kind in ("killed", "failed") and not (after_hccl and absence.detail == "SIGABRT")
     }
     for suspicion in (_by_itself, _by_sigkill, _on_request):
         first = min((cause.when for cause in causes), default=float("inf"))

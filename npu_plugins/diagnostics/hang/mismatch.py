@@ -37,14 +37,20 @@ def find_mismatches(history: History, source: Source) -> list[Cause]:
 
 def find_other_members(history: History) -> list[Cause]:
     """Return groups that some ranks made of other ranks than the others did, under one name."""
+    told: dict[str, dict[tuple[int, ...], list[int]]] = {}
+    for rank, dump in history.dumps.items():
+        for group in dump.groups:
+            told.setdefault(group.name, {}).setdefault(group.ranks, []).append(rank)
     found: dict[str, Cause] = {}
     for rank in history.dumps:
-        for call in history.open_calls(rank):
-            own = history.members_told(rank, call.group)
-            for other in own or ():
-                theirs = history.members_told(other, call.group) if other in history.dumps else own
-                if theirs is not None and theirs != own and call.group not in found:
-                    found[call.group] = _other_members(call.group, rank, other, own or (), theirs)
+        for name in dict.fromkeys(call.group for call in history.open_calls(rank)):
+            own = history.members_told(rank, name)
+            if own is None or name in found:
+                continue
+            for theirs, others in told[name].items():
+                unlike = [other for other in own if other in others] if theirs != own else []
+                if unlike and name not in found:
+                    found[name] = _other_members(name, rank, unlike[0], own, theirs)
     return list(found.values())
 
 
@@ -116,9 +122,8 @@ def _cause(
         apart = [other for other in side if other in others]
         if apart:
             told.append(f"{the_ranks(apart)} {_told(calls[min(apart)], source)}")
-    sentence = (
-        f"At place {first.sequence} of {label} (ranks {ranks_text(history.members(min(odd), first.group))}) "
-    )
+    members = ranks_text(history.members(min(odd), first.group))
+    sentence = f"In call number {first.sequence} of {label} (ranks {members}) "
     return Cause(
         aspect,
         tuple(sorted(odd)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Callable, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from npu_plugins.diagnostics.hang.dump import Frame, RankDump
 
@@ -33,7 +33,14 @@ def read_line(frame: Frame) -> str:
 def frame_text(frame: Frame, source: Source) -> str:
     """Return file, line, function and the text of the line, as in a sentence."""
     text = source(frame)
-    return f"{frame.file}:{frame.line} in {frame.function}" + (f" (`{text}`)" if text else "")
+    return line_text(frame) + (f" (`{text}`)" if text else "")
+
+
+def line_text(frame: Frame) -> str:
+    """Return file, line and function; the file as seen from here, if it is below."""
+    path, here = PurePath(frame.file), Path.cwd()
+    file = path.relative_to(here) if path.is_relative_to(here) else path
+    return f"{file}:{frame.line} in {frame.function}"
 
 
 def users_frames(stack: Sequence[Frame]) -> tuple[Frame, ...]:

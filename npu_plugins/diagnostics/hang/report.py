@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 
 from npu_plugins.diagnostics.hang.dump import Frame
 from npu_plugins.diagnostics.hang.findings import Cause, Findings, Place, Wait
+from npu_plugins.diagnostics.hang.places import line_text
 from npu_plugins.diagnostics.hang.ranks_text import ranks_text, the_ranks
 
 _WIDTH = 110
@@ -107,7 +108,7 @@ def _place(place: Place) -> str:
 
 
 def _stack(frames: Sequence[Frame], text: str) -> str:
-    told = [f"{frame.file}:{frame.line} in {frame.function}" for frame in frames[:3]]
+    told = [line_text(frame) for frame in frames[:3]]
     if told and text:
         told[0] += f": {text}"
     return "".join(f"\n      {'from ' * (depth > 0)}{line}" for depth, line in enumerate(told))

@@ -12,7 +12,7 @@ from npu_plugins.diagnostics.hang.waits import Graph, Waiting, chain_to, circle_
 
 _MOVING = 0.5
 """A rank that began a call within this part of the others' wait is slow or elsewhere, but not stuck."""
-_ORDER = ("left", "failed", "killed", "not entered", "slow", "silent")
+_ORDER = ("left", "not entered", "slow", "failed", "killed", "silent")
 
 
 def blocked(

@@ -146,6 +146,15 @@ def test_what_a_launcher_kills_after_the_first_fault_is_no_cause(absence: Absenc
     assert [cause.kind for cause in causes] == kinds
 
 
+def test_a_process_that_torch_npu_aborts_after_an_error_of_hccl_is_not_the_cause() -> None:
+    late = {"reason": "exception", "error": "error code is 507049: EI0005", "error_stack": WAITING}
+    gone = {0: Absence("killed", "SIGABRT", 300.0)}
+    cause = first(dump(1, call(1, shape=(3,)), **late), dump(2, call(1), **late), absent=gone)
+    assert (cause.kind, cause.ranks) == ("shape", (1, 2))
+    alone = first(dump(1, call(1)), dump(2, call(1)), absent=gone)
+    assert (alone.kind, alone.ranks) == ("killed", (0,))
+
+
 def test_a_rank_of_which_nothing_is_known_is_silent() -> None:
     cause = first(dump(0, call(1)), dump(1, call(1)))
     assert (cause.kind, cause.ranks) == ("silent", (2,))
