@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median_low
 
 from npu_plugins.diagnostics.memory.rank import ACTIVATIONS, FRAGMENTS, RankMemory
 
@@ -16,7 +15,7 @@ LEAST = 64 << 20
 OTHERS = "other processes"
 MODEL = "the model's parameters, gradients and optimizer states"
 MENDS = {
-    MODEL: "move layers to other stages: ds_config pipeline.partition_method, or fewer layers beside "
+    MODEL: "move layers to other stages: pipeline.partition of ds_config, or fewer layers beside "
     "embedding and head",
     ACTIVATIONS: "the first stages of a pipeline keep more micro-batches: recompute there, use fewer "
     "micro-batches in flight (--pipeline_schedule), or give rank 0 no work besides",
@@ -31,7 +30,7 @@ class Imbalance:
 
     rank: int
     bytes: int
-    """More than the rank in the middle."""
+    """More than the rank that takes least."""
     cause: str
     """A key of `MENDS`."""
     by_cause: int
@@ -39,7 +38,7 @@ class Imbalance:
     holds: str
     """Of the model."""
     compared: int
-    """The rank in the middle."""
+    """The rank that takes least."""
 
     def __str__(self) -> str:
         """Return it as a sentence with its mend."""
@@ -70,7 +69,7 @@ def by_others(ranks: Sequence[RankMemory]) -> dict[int, int]:
 def imbalances(
     ranks: Sequence[RankMemory], *, share: float = SHARE, least: int = LEAST
 ) -> tuple[Imbalance, ...]:
-    """Return the ranks that take more than the one in the middle, the largest first.
+    """Return the ranks that take more than the one that takes least, the largest first.
 
     Args:
         ranks: of the job.
@@ -82,13 +81,12 @@ def imbalances(
     others = {} if all(each.device == "cpu" for each in ranks) else by_others(ranks)
     parts = {each.rank: {**each.parts(), OTHERS: others.get(each.rank, 0)} for each in ranks}
     sums = {rank: sum(each.values()) for rank, each in parts.items()}
-    middle = median_low(sums.values())
-    compared = min(rank for rank, size in sums.items() if size == middle)
+    compared = min(sums, key=lambda rank: (sums[rank], rank))
     limit = max(least, share * max(sums.values()))
     found = [
-        _imbalance(each, parts, compared, sums[each.rank] - middle)
+        _imbalance(each, parts, compared, sums[each.rank] - sums[compared])
         for each in ranks
-        if sums[each.rank] - middle >= limit
+        if sums[each.rank] - sums[compared] >= limit
     ]
     return tuple(sorted(found, key=lambda each: -each.bytes))
 

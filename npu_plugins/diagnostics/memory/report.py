@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from npu_plugins.diagnostics.memory.balance import OTHERS, by_others, gib, imbalances
+from npu_plugins.diagnostics.memory.balance import OTHERS, SHARE, by_others, gib, imbalances
 from npu_plugins.diagnostics.memory.rank import RankMemory
 
+LISTED = 4
+"""Ranks of which it is said why they take more."""
 MANY = 16
 """Ranks of which each has a line; of more, those at both ends."""
 
@@ -35,9 +37,11 @@ def memory_report(ranks: Sequence[RankMemory], *, step: int | None = None, simul
         lines.append(f"… and {len(ordered) - len(shown)} ranks between these in size")
     if len(ranks) > 1:
         found = imbalances(ordered)
-        lines += [f"imbalance: {each}" for each in found[:4]]
+        lines += [f"imbalance: {each}" for each in found[:LISTED]]
+        if len(found) > LISTED:
+            lines.append(f"imbalance: so do {len(found) - LISTED} further ranks, by less")
         if not found:
-            lines.append("balanced: no rank takes 10 % more than the one in the middle")
+            lines.append(f"balanced: the ranks differ by less than {SHARE:.0%} of the largest, or by little")
     return "\n".join(lines)
 
 
