@@ -149,7 +149,7 @@ class Ring:
         return found
 
     def _remembered(self, ring: str, now: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """The last look, and the newest call of each group that has begun more since, with no more told of it.
+        """The last look, and the newest call of each group that has begun more since, with no more told.
 
         Args:
             ring: whose events cannot be asked.

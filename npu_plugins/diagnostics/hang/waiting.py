@@ -29,7 +29,7 @@ class WaitClock:
     pending: Callable[[], tuple[Pending, ...]]
     spot: Callable[[], Spot | None]
     waits: dict[Pending, float] = field(default_factory=dict)
-    """Calls that are not complete, with the seconds for which each has been seen so."""
+    """The oldest incomplete call of each group, with the seconds for which it has been seen so."""
     in_spot: float = 0.0
     """Seconds that the main thread has been seen in one wait."""
     _spot: Spot | None = None
@@ -75,8 +75,12 @@ class WaitClock:
         self._place = place
 
     def _look_at_ring(self, seconds: float) -> None:
+        """Only the oldest call of each group waits for others; those behind it wait for it."""
+        oldest: dict[tuple[str, str, bool], Pending] = {}
+        for call in self.pending():
+            oldest.setdefault((call.ring, call.group, call.p2p), call)
         self.waits = {
-            call: self.waits[call] + seconds if call in self.waits else 0.0 for call in self.pending()
+            call: self.waits[call] + seconds if call in self.waits else 0.0 for call in oldest.values()
         }
 
 
