@@ -38,7 +38,7 @@ class _NotHere(argparse.Action):
     ) -> None:
         names, nothing, why = next(each for each in _NOT_HERE if option_string in each[0])
         if values != nothing:
-            parser.error(f"{names[0]}/{names[1].lstrip('-')} {values}: {why}; leave it out")
+            parser.error(f"{'/'.join(names)} {values}: {why}; leave it out")
 
 
 def add(commands: argparse._SubParsersAction) -> None:

@@ -41,6 +41,7 @@ from npu_plugins.diagnostics.local_ranks import (
 from npu_plugins.launchers import is_rank
 
 AXES = ("tp", "dp", "pp")
+_INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 
 
 def comm_perf(options: argparse.Namespace) -> int:
@@ -193,6 +194,8 @@ def _told_once() -> Iterator[None]:
         if store.add(str(error), 1) > 1:
             raise SystemExit(1) from error
         raise
+    except KeyboardInterrupt:
+        raise SystemExit(_INTERRUPTED) from None
 
 
 def _groups(options: argparse.Namespace) -> list[Line]:

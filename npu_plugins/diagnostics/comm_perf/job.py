@@ -118,7 +118,7 @@ def _one_table(
                 rows.append(row)
         except _RefusedError as error:
             if request.strict or len(rows) > before:  # once it has worked, it is not refused but broken
-                raise DiagnosticsError(str(error)) from error
+                raise DiagnosticsError(f"{error}; take another -d, -o or --op") from error
             refused.append(str(error))
             _go_on(line, device, str(error))
     if rows:

@@ -38,12 +38,11 @@ def draw(report: Report, file: Path) -> None:
 def _curves(rows: list[Row]) -> dict[str, list[Row]]:
     """Return the rows of each curve by its label, which says what not all rows have in common."""
     parts = [(row.collective, row.axis, row.dtype, row.redop, f"root {row.root}") for row in rows]
-    differ = [0, *(place for place in range(1, 5) if len({part[place] for part in parts}) > 1)]
-    if len({row.root for row in rows if row.root >= 0}) < 2 and 4 in differ:
-        differ.remove(4)
+    nothing = ("none", "root -1")
+    differ = [0, *(place for place in range(1, 5) if len({part[place] for part in parts} - {*nothing}) > 1)]
     found: dict[str, list[Row]] = {}
     for row, part in zip(rows, parts, strict=True):
-        words = [part[place] for place in differ if part[place] not in ("none", "root -1")]
+        words = [part[place] for place in differ if part[place] not in nothing]
         found.setdefault(", ".join(words), []).append(row)
     return found
 

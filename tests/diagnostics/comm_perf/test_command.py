@@ -89,7 +89,7 @@ def test_flags_of_nccl_tests_that_mean_nothing_here_are_refused_by_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     options("-t", "1", "-G", "0", "--parallel_init", "0")  # what asks for nothing is done
-    for words, name in ((("-t", "2"), "-t/nthreads 2"), (("--cudagraph", "3"), "-G/cudagraph 3")):
+    for words, name in ((("-t", "2"), "-t/--nthreads 2"), (("--cudagraph", "3"), "-G/--cudagraph 3")):
         with pytest.raises(SystemExit):
             options(*words)
         assert name in capsys.readouterr().err

@@ -108,6 +108,8 @@ def test_what_hccl_does_not_do_is_told_and_the_rest_measured(ranks: World) -> No
         "hccl fails at all_reduce (prod) of double on npu: HCCL allreduce: Unsupported data type at::kDouble",
         "hccl does not do all_reduce (prod) of bfloat16",
     ]
+    alone = replace(request, dtypes=("bfloat16",), reductions=("prod",), strict=True)
+    assert ranks.run(measured, alone)[1][0] == f"{report.refused[-1]}; take another -d, -o or --op"
     assert report.wrong == 0
 
 
