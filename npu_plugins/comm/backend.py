@@ -51,16 +51,18 @@ class HcclBackend(TorchBackend):
             name: of this object, as DeepSpeed prints it.
 
         Raises:
-            CommError: the ranks' timeouts differ.
+            CommError: the ranks meet here, and their timeouts differ.
         """
         before = len(os.environ)
         sentences = apply_setting(os.environ)
         if len(os.environ) > before:  # set by the program; what was set before it, was said at `import torch`
             say_contradictions(sentences, os.environ)
+        meets = not dist.is_initialized()
         super().__init__(backend, timeout, init_method, rank, world_size, name)
         self.group_options = GroupOptions()
         """How groups that DeepSpeed makes from now on are made, where `new_group` is not told otherwise."""
-        check_timeouts_agree(os.environ)
+        if meets:  # else a rank may be alone in calling this
+            check_timeouts_agree(os.environ)
         if multiprocessing.parent_process() is not None:
             # A spawned rank: when torch was imported, nothing told yet that this process would be one.
             watch_for_hangs()

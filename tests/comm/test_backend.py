@@ -136,10 +136,17 @@ def test_groups_that_deepspeed_makes(ranks_of_deepspeed: KeptWorld) -> None:
         assert plain.group_desc == "create_a_group"
         assert options_of(plain)._timeout == timedelta(seconds=60), "that of the default group"
         assert options_of(plain).hccl_config == {"group_name": "create_a_group"}
-        backend.group_options = GroupOptions(hccl_buffer_mib=64, qos_service_level=3)
+        backend.group_options = GroupOptions(
+            hccl_buffer_mib=64, qos_service_level=3, qos_traffic_class=100, op_expansion_mode="host"
+        )
         later = _create_a_group()
-        assert options_of(later).hccl_config["hccl_buffer_size"] == 64
-        assert options_of(later).hccl_config["qos_service_level"] == 3
+        assert options_of(later).hccl_config == {
+            "hccl_buffer_size": 64,
+            "qos_service_level": 3,
+            "qos_traffic_class": 100,
+            "hccl_op_expansion_mode": 1,
+            "group_name": "create_a_group",
+        }
         own = backend.new_group([0, 1], GroupOptions(timeout=timedelta(seconds=77)), "experts")
         assert own.group_desc == "experts" and options_of(own)._timeout == timedelta(seconds=77)
         assert "hccl_exec_timeout" not in options_of(own).hccl_config, "HCCL_TIMEOUT has set the variable"
