@@ -18,7 +18,7 @@ _OUT_OF_MEMORY = re.compile(
 )
 # What a rank raises because another one failed, hangs or called something else.
 _OF_HCCL = re.compile(
-    r"EI00(?:02|05|06|12|13|15|18)|\b107020\b|\b50704[678]\b|HCCL_E_(?:TIMEOUT|REMOTE|TCP|ROCE)|"
+    r"EI00(?:02|05|06|12|13|15|18)|\b107020\b|\b50704[6789]\b|hccl_watchdog|HCCL_E_(?:TIMEOUT|REMOTE|TCP|ROCE)|"
     r"hccl[^\n]*error code is (?:9|11|12|13|14|20|21|22)\b",
     re.IGNORECASE,
 )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from npu_plugins.diagnostics.hang.abort import hold_aborts
 from npu_plugins.diagnostics.hang.failure import Failure
 
 if TYPE_CHECKING:
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def install(watch: HangWatch) -> None:
-    """Let an uncaught exception and the interpreter's exit tell `watch`, and SIGUSR2 ask it for a report."""
+    """Let an uncaught exception, an abort and the interpreter's exit tell `watch`; SIGUSR2 asks it."""
     stay_outermost(watch)
-    atexit.register(_leave, watch)
+    atexit.register(_leave, watch, hold_aborts(lambda failure: _aborts(watch, failure)))
     watch.wakeup.listen()
 
 
@@ -51,6 +52,12 @@ class ExceptionHook:
             watch.failed(Failure.of(kind, error, trace))
 
 
-def _leave(watch: HangWatch) -> None:
+def _aborts(watch: HangWatch, failure: Failure) -> None:
+    if os.getpid() == watch.pid and watch.is_alive():
+        watch.failed(failure)
+
+
+def _leave(watch: HangWatch, release_aborts: Callable[[], None]) -> None:
     if os.getpid() == watch.pid and watch.is_alive():
         watch.leave()
+    release_aborts()

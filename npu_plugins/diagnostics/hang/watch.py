@@ -19,6 +19,7 @@ from pathlib import Path
 from npu_plugins.comm.timeouts import wait_limit
 from npu_plugins.diagnostics.errors import DiagnosticsError
 from npu_plugins.diagnostics.hang import stacks
+from npu_plugins.diagnostics.hang.abort import ABORT, aborts_soon
 from npu_plugins.diagnostics.hang.answer import Answer, say
 from npu_plugins.diagnostics.hang.board import Alarm, Board
 from npu_plugins.diagnostics.hang.failure import Failure, accelerator, device_index
@@ -72,7 +73,8 @@ class HangWatch(threading.Thread):
 
     def failed(self, failure: Failure) -> None:
         """Tell the job that this rank ends with an exception; returns once the report is written."""
-        self._failure = failure
+        if self._failure is None or self._failure.kind == ABORT:  # an exception tells more than an abort
+            self._failure = failure
         self.wakeup.poke()
         self.answered.wait(FAILURE_SECONDS)
 
@@ -147,12 +149,13 @@ class HangWatch(threading.Thread):
             if self._told_failure is None:
                 self._told_failure = now
                 session.board.fail(failure.kind)
-            if session.board.all_failed_alike(failure.kind, session.who.world_size):
+            hurry = aborts_soon(failure)
+            if not hurry and session.board.all_failed_alike(failure.kind, session.who.world_size):
                 self.answered.set()
                 return None
             # With HCCL a rank whose partner has gone is aborted by torch_npu within half a second.
             alone = session.roll.gone or session.board.anyone_left()
-            if not alone and now - self._told_failure < QUIET_SECONDS:
+            if not hurry and not alone and now - self._told_failure < QUIET_SECONDS:
                 return None
         first = failure.message.partition("\n")[0][:200]
         return session.alarm("exception", f"rank {session.who.rank} raised {failure.kind}: {first}")
