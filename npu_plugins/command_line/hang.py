@@ -23,6 +23,19 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="with rank<rank>.json, or dumps of torch's flight recorder",
     )
     report.add_argument("--json", action="store_true", help="print JSON, with all ranks and frames")
+    dump = actions.add_parser(
+        "dump", help="ask running ranks of this host for a report of what they do; their jobs go on"
+    )
+    dump.set_defaults(run=_dump)
+    whom = dump.add_mutually_exclusive_group(required=True)
+    whom.add_argument("--pid", type=int, nargs="+", help="of one rank of each job; it asks the others")
+    whom.add_argument("--all", action="store_true", help="all launched ranks of this user on this host")
+
+
+def _dump(options: argparse.Namespace) -> int:
+    from npu_plugins.diagnostics.hang.commands import dump
+
+    return dump(options)
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -55,8 +55,9 @@ class Wakeup:
         return self._asked
 
     def forget(self) -> None:
-        """Take the question for answered."""
+        """Take the question for answered, with all that the handler has written of it meanwhile."""
         self._asked = False
+        _drain(self._signal_out)
 
 
 def _pipe() -> tuple[int, int]:

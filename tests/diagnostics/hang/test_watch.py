@@ -1,0 +1,252 @@
+"""Ranks under the watch: whatever ends or stops one of them, all end soon, and one report names it.
+
+Each case is a world of its own; those of one test run side by side, as most of their time is waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from npu_plugins.diagnostics import DiagnosticsError, watch_for_hangs
+from npu_plugins.diagnostics.hang.watch import find_watch, start_watch
+from tests.harness import Outcome, RankPool, World
+from tests.harness.npu import why_no_npu
+from tests.harness.spec import WorldSpec
+
+LIMIT = "2"
+RINGS = {"TORCH_FR_BUFFER_SIZE": "100", "TORCH_HCCL_TRACE_BUFFER_SIZE": "100", "HCCL_TIMEOUT": LIMIT}
+SIZE = 2
+
+
+def watched(reports: Path) -> torch.Tensor:
+    """Start the watch, wait until it knows the other rank, and return what has been reduced once."""
+    device = "npu" if dist.get_backend() == "hccl" else "cpu"
+    watch = start_watch({**os.environ, "NPU_PLUGINS_REPORTS": str(reports)}, interval=0.1)
+    assert watch is not None and start_watch() is watch
+    tensor = torch.ones(3, device=device)
+    dist.all_reduce(tensor)
+    deadline = time.monotonic() + 30
+    while watch.session is None or not watch.session.roll.neighbours.descriptors:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return tensor
+
+
+def end_with(error: BaseException) -> None:
+    """End as the interpreter does with an exception that nobody catches; the harness would catch it."""
+    sys.excepthook(type(error), error, error.__traceback__)
+    os._exit(1)
+
+
+def as_a_program(body: Callable[[torch.Tensor], Any], reports: Path) -> Any:
+    tensor = watched(reports)
+    dist.barrier()
+    try:
+        return body(tensor)
+    except RuntimeError as error:
+        return end_with(error)
+
+
+def one_more_step(tensor: torch.Tensor) -> list[float]:
+    dist.all_reduce(tensor)
+    return tensor.tolist()
+
+
+def sleeps(tensor: torch.Tensor) -> None:
+    if dist.get_rank() == 1:
+        time.sleep(1000)
+    one_more_step(tensor)
+
+
+def is_killed(tensor: torch.Tensor) -> None:
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1000)
+
+
+def first_is_killed(tensor: torch.Tensor) -> None:
+    if dist.get_rank() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1000)
+
+
+def ends_with_a_status(tensor: torch.Tensor) -> None:
+    if dist.get_rank() == 1:
+        os._exit(7)
+    time.sleep(1000)
+
+
+def raises(tensor: torch.Tensor) -> None:
+    if dist.get_rank() == 1:
+        raise RuntimeError("bad sample 17")
+    one_more_step(tensor)
+
+
+def leaves(tensor: torch.Tensor) -> None:
+    if dist.get_rank() == 1:
+        watch = find_watch()
+        assert watch is not None
+        watch.leave()  # as at the exit of the interpreter
+        os._exit(0)
+    one_more_step(tensor)
+
+
+def receives_what_nobody_sends(tensor: torch.Tensor) -> None:
+    if dist.get_rank() == 0:
+        dist.recv(tensor, 1)
+        tensor.tolist()
+    time.sleep(1000)
+
+
+def is_stopped(tensor: torch.Tensor) -> None:
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    one_more_step(tensor)
+
+
+FAULTS: dict[Callable[[torch.Tensor], Any], str] = {
+    sleeps: "Rank 1 did not come to all_reduce",
+    is_killed: "Rank 1 .*was killed by SIGKILL",
+    first_is_killed: "Rank 0 .*was killed by SIGKILL",
+    ends_with_a_status: "Rank 1 .*status 7",
+    raises: "Rank 1 raised an exception .*bad sample 17",
+    leaves: "Rank 1 did not come to",
+    receives_what_nobody_sends: "Rank 1 did not come to recv from rank 1",
+    is_stopped: "Rank 1 ",
+}
+ON_HCCL = (sleeps, is_killed, raises, receives_what_nobody_sends)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "hccl"])
+def test_a_fault_of_one_rank_ends_all_with_a_report_that_names_it(
+    rank_pool: RankPool, tmp_path: Path, backend: str
+) -> None:
+    if backend == "hccl" and why_no_npu():
+        pytest.skip(str(why_no_npu()))
+    faults = list(FAULTS) if backend == "gloo" else list(ON_HCCL)
+    for batch in (faults[:4], faults[4:]):
+        worlds = {}
+        for fault in batch:
+            worlds[fault] = rank_pool.open(WorldSpec(SIZE, backend=backend, env=RINGS))
+        for fault, outcomes in run_side_by_side(worlds, tmp_path).items():
+            check(fault, outcomes, tmp_path / fault.__name__)
+
+
+def run_side_by_side(
+    worlds: dict[Callable[[torch.Tensor], Any], World], reports: Path
+) -> dict[Callable[[torch.Tensor], Any], list[Outcome]]:
+    for fault, world in worlds.items():
+        world.grace = 30.0
+        world.begin(as_a_program, fault, reports / fault.__name__)
+    ends = {fault: world.collect(60.0) for fault, world in worlds.items()}
+    for world in worlds.values():
+        world.stop()
+    return ends
+
+
+def check(fault: Callable[[torch.Tensor], Any], outcomes: list[Outcome], reports: Path) -> None:
+    logs = "\n".join(outcome.log for outcome in outcomes)
+    assert [outcome.kind for outcome in outcomes] == ["died"] * SIZE, (fault, outcomes)
+    (report,) = reports.glob("*/report.txt")
+    text = " ".join(report.read_text(encoding="utf-8").split())
+    cause = text.partition("Cause: ")[2].partition(" Mend: ")[0]
+    assert re.match(FAULTS[fault], cause), (fault, text)
+    assert logs.count("Hang report:") == 1, logs
+    well = {rank for rank, outcome in enumerate(outcomes) if outcome.text.startswith("exited with code 0")}
+    assert well <= ({1} if fault is leaves else set()), outcomes
+
+
+def trains_well(tensor: torch.Tensor) -> bool:
+    """Steps of uneven length, an evaluation on one rank that others wait for, and a long computation."""
+    group = dist.new_group([0, 1], group_desc="dp")
+    for step in range(3):
+        dist.all_reduce(tensor, group=group)
+        if dist.get_rank() == 0:
+            time.sleep(1.2 if step else 0.0)
+        tensor.tolist()
+    deadline = time.monotonic() + 1.5 * float(LIMIT)
+    while time.monotonic() < deadline:
+        torch.ones(64, 64) @ torch.ones(64, 64)
+    return find_watch() is not None
+
+
+def asks(tensor: torch.Tensor) -> bool:
+    """Ask rank 0 by a signal while it is inside a collective, which goes on when the report is written."""
+    reports = Path(os.environ["NPU_PLUGINS_REPORTS"])
+    if dist.get_rank() == 1:
+        watch = find_watch()
+        assert watch is not None and watch.session is not None
+        watch.session.roll.neighbours.signal(signal.SIGUSR2)
+        deadline = time.monotonic() + 30
+        while not list(reports.glob("*/report.txt")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    one_more_step(tensor)
+    return True
+
+
+@pytest.mark.parametrize("backend", ["gloo", "hccl"])
+def test_no_alarm_where_nothing_is_wrong_and_a_report_on_demand_lets_the_job_go_on(
+    rank_pool: RankPool, tmp_path: Path, backend: str
+) -> None:
+    if backend == "hccl" and why_no_npu():
+        pytest.skip(str(why_no_npu()))
+    well, asked = tmp_path / "well", tmp_path / "asked"
+    patient = {**RINGS, "NPU_PLUGINS_REPORTS": str(asked), "HCCL_TIMEOUT": "100"}
+    worlds = {
+        well: rank_pool.open(WorldSpec(SIZE, backend=backend, env=RINGS)),
+        asked: rank_pool.open(WorldSpec(SIZE, backend=backend, env=patient)),
+    }
+    worlds[well].begin(as_a_program, trains_well, well)
+    worlds[asked].begin(as_a_program, asks, asked)
+    for world in worlds.values():
+        assert [outcome.value for outcome in world.collect(60.0)] == [True] * SIZE
+        world.stop()
+        assert world.exits == {0: 0, 1: 0}
+    assert not well.exists()
+    (report,) = asked.glob("*/report.txt")
+    assert "asked" in report.read_text(encoding="utf-8")
+
+
+def test_ranks_that_all_raise_alike_need_no_report(rank_pool: RankPool, tmp_path: Path) -> None:
+    def raises_too(tensor: torch.Tensor) -> None:
+        raise RuntimeError("no such file")
+
+    with rank_pool.world(SIZE, "gloo", env=RINGS | {"HCCL_TIMEOUT": "100"}) as world:
+        world.grace = 30.0
+        outcomes = world.outcomes(as_a_program, raises_too, tmp_path)
+    assert [outcome.text.splitlines()[0] for outcome in outcomes] == ["exited with code 1"] * SIZE
+    assert all("no such file" in outcome.log for outcome in outcomes)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"NPU_PLUGINS_HANG_WATCH": "yes"}, "NPU_PLUGINS_HANG_WATCH=yes is neither 0 nor 1"),
+        ({"NPU_PLUGINS_RING": "-1"}, "NPU_PLUGINS_RING=-1 is no whole number"),
+    ],
+)
+def test_settings_that_are_none_are_refused(
+    environ: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(DiagnosticsError, match=told):
+        watch_for_hangs()
+
+
+def test_switched_off_there_is_no_watch() -> None:
+    assert start_watch({"NPU_PLUGINS_HANG_WATCH": "0"}) is None
+    assert find_watch() is None
