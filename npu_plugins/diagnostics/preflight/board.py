@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from npu_plugins.diagnostics.errors import DiagnosticsError
 
-LOOK = 0.5
+LOOK = 0.05
 """Seconds between two looks at processes that may have ended."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
 """Seconds between two looks for a message."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-LOOK = 0.5
+LOOK = 0.05
 """Seconds between two looks at whether there is still hope."""
 
 

@@ -14,12 +14,14 @@ import torch.distributed as dist
 
 from ds_configs.parallel import ParallelConfig
 from npu_plugins.comm import ProcessMesh, Topology
+from npu_plugins.diagnostics.hang.watch import find_watch
 from npu_plugins.diagnostics.preflight import clocks, collectives, links, slow, verdicts
 from npu_plugins.diagnostics.preflight.board import Board, StoreLostError
 from npu_plugins.diagnostics.preflight.bounded import Done, Worker
 from npu_plugins.diagnostics.preflight.compare import Fact, as_message, differing, from_message
 from npu_plugins.diagnostics.preflight.place import Place, ended_here, guessed_hosts
 from npu_plugins.diagnostics.preflight.report import Finding, PreflightError, Report, counted
+from npu_plugins.diagnostics.preflight.termination import HeldTermination
 from npu_plugins.diagnostics.preflight.verdicts import LinkWatch, Outcome
 
 GRACE = 2.0
@@ -81,6 +83,7 @@ class Preflight:
         self.places: dict[int, Place] = {}
         self.hosts: dict[int, str] = {}
         self._worker: Worker | None = None
+        self._termination = HeldTermination(self._somebody_ended)
         self._silent: set[int] = set()
 
     # Phases
@@ -92,6 +95,7 @@ class Preflight:
             PreflightError: some are not.
         """
         limit, began = self.settings.limit, self.clock()
+        self._termination.begin()
         self._try(lambda: self.board.post("meeting", [self.here.to_message(), began]))
         if self.rank == 0:
             self.board.answer("opening", None)
@@ -298,13 +302,14 @@ class Preflight:
         return following
 
     def _end(self) -> NoReturn:
+        watch = find_watch()
+        if watch is not None:  # of hangs: what is to be told of this job is told here
+            watch.leave()
         self._part()
         raise PreflightError(self.report, stuck=self._worker is not None and self._worker.stuck)
 
     def _part(self) -> None:
         """Let rank 0 tell the report while all are still there, and then everyone go."""
-        if self._worker is not None:
-            self._worker.close()
         if self.rank == 0:
             self.tell(self.report)
             self.board.answer("end", None)
@@ -317,6 +322,12 @@ class Preflight:
             self._wait("end", self.settings.limit)
             with contextlib.suppress(StoreLostError):
                 self.board.post("end", None)
+        self._close()
+
+    def _close(self) -> None:
+        self._termination.end()
+        if self._worker is not None:
+            self._worker.close()
 
     def _wait(self, topic: str, limit: float) -> Any:
         return self._try(lambda: self.board.wait_for_answer(topic, limit, lambda: bool(self._ended([0]))))
@@ -330,8 +341,7 @@ class Preflight:
             what = f"rank {self.rank} (host {self.here.host}): {str(error).splitlines()[0]}"
             self.report.findings.append(Finding("lost", "error", (0,), what, mend))
             self.tell(self.report)
-            if self._worker is not None:
-                self._worker.close()
+            self._close()
             stuck = self._worker is not None and self._worker.stuck
             raise PreflightError(self.report, stuck=stuck) from error
 

@@ -171,7 +171,9 @@ def faults(
     behind = [rank for rank, (steps, _) in stuck.items() if steps == least]
     step = stuck[behind[0]][1] or f"the phase {name}"
     what = f"{ranks_in_words(behind, hosts)} did not get through {step} in time"
-    mend = "look at HCCL's log on that host (npu-plugins doctor checks interfaces and settings)"
+    mend = (
+        "look at what it is at (py-spy dump), at HCCL's log there, and at its interfaces (npu-plugins doctor)"
+    )
     return [Finding("stuck", "error", tuple(behind), what, mend)]
 
 

@@ -180,8 +180,10 @@ def test_a_rank_that_others_wait_for(ranks: World, otherwise, kind: str, words: 
     assert [each[0] for each in results] == [report] * 4
 
 
-@pytest.mark.ranks(4, backend="gloo")
-def test_a_rank_that_is_killed(ranks: World) -> None:
+@pytest.mark.parametrize(
+    "at", [pytest.param(backend, marks=pytest.mark.ranks(4, backend=backend)) for backend in ("gloo", "hccl")]
+)
+def test_a_rank_that_is_killed(ranks: World, at: str) -> None:
     case = Case(LAYOUTS[0], limit=30.0, at_fault=2, otherwise=cases.kill_in_the_collectives)
     ranks.grace = 20.0
     outcomes = ranks.outcomes(fly, case)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from npu_plugins.diagnostics.preflight.bounded import Done, Worker
 from npu_plugins.diagnostics.preflight.clocks import Skew, judge, one_of_each_machine, skew_of
 from npu_plugins.diagnostics.preflight.place import Place, ended_here, guessed_hosts
 from npu_plugins.diagnostics.preflight.report import ranks_in_words
+from npu_plugins.diagnostics.preflight.termination import HeldTermination
 from npu_plugins.diagnostics.preflight.verdicts import of_meeting
 
 seconds = st.floats(0, 0.5)
@@ -184,6 +186,24 @@ def test_work_that_does_not_come_back() -> None:
     free.set()
     worker._thread.join(10)
     assert not worker._thread.is_alive()
+
+
+def test_sigterm_is_held_back_while_a_rank_is_lost() -> None:
+    lost, caught = [True], []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
+    held = HeldTermination(lambda: lost[0])
+    try:
+        held.begin()
+        signal.raise_signal(signal.SIGTERM)
+        assert caught == [], "the report comes first"
+        lost[0] = False
+        signal.raise_signal(signal.SIGTERM)
+        assert caught == [signal.SIGTERM], "as without a preflight"
+        held.end()
+        signal.raise_signal(signal.SIGTERM)
+        assert caught == [signal.SIGTERM] * 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_facts_of_this_process() -> None:
