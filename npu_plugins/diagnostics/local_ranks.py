@@ -16,6 +16,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from npu_plugins.diagnostics.errors import DiagnosticsError
 
@@ -111,7 +112,8 @@ def bind_to_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _configuration(ranks: int, shutdown_timeout: int, logs: str):  # type: ignore[no-untyped-def]  # torch's own
+def _configuration(ranks: int, shutdown_timeout: int, logs: str) -> Any:
+    """Return torch's LaunchConfig, whose module is imported only when ranks are started."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 

@@ -70,6 +70,8 @@ def request_of(options: argparse.Namespace) -> Request:
     for flag, least in (("iters", 1), ("warmup_iters", 0), ("check", 0)):
         if getattr(options, flag) < least:
             raise DiagnosticsError(f"--{flag} {getattr(options, flag)} is less than {least}; give more")
+    if options.timeout is not None and not options.timeout > 0:
+        raise DiagnosticsError(f"A wait of {options.timeout} seconds (-T) is none; give a time above 0")
     if options.root != "all" and not options.root.isdigit():
         raise DiagnosticsError(f"Root {options.root!r} (-r) is no rank; give its number in the group, or all")
     several = [f"-{flag[0]} all" for flag in ("datatype", "root") if getattr(options, flag) == "all"]
@@ -165,7 +167,7 @@ def _as_rank(options: argparse.Namespace, request: Request, backend: str) -> int
     timeout = None if options.timeout is None else timedelta(seconds=options.timeout)
     device = device_for(backend, None)
     make_current(device)
-    with _default_group(backend, timeout), _told_once():
+    with _default_group(backend, timeout), told_once():
         simulated = device.type == "npu" and platform() == "simulated_npu"
         report = run(request, _groups(options), device, simulated=simulated, tell=_tell)
         if dist.get_rank() == 0:
@@ -185,7 +187,7 @@ def _default_group(backend: str, timeout: timedelta | None) -> Iterator[None]:
 
 
 @contextmanager
-def _told_once() -> Iterator[None]:
+def told_once() -> Iterator[None]:
     """Let the first rank that ends with an error tell it, and others with the same one say nothing."""
     store = dist.PrefixStore("npu_plugins.comm_perf", dist.distributed_c10d._get_default_store())
     try:

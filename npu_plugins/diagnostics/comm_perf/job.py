@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -180,7 +180,7 @@ def _why_not(collective: Collective, ranks: int) -> str | None:
     return None
 
 
-def _rows(request: Request, line: Line, case: Case, device: torch.device):  # type: ignore[no-untyped-def]
+def _rows(request: Request, line: Line, case: Case, device: torch.device) -> Iterator[Row]:
     """Yield a row for each size that is large enough; sizes that are rounded to the same one are one."""
     dtype, ranks = DTYPES[case.dtype], len(line.groups[0])
     counts = dict.fromkeys(case.collective.count(size, dtype, ranks) for size in request.sizes)

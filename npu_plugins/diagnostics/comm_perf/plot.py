@@ -48,7 +48,8 @@ def _curves(rows: list[Row]) -> dict[str, list[Row]]:
 
 
 def _in_words(size: float) -> str:
-    for unit, word in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+    """Return a size as -b and -e take it."""
+    for unit, word in ((2**30, "G"), (2**20, "M"), (2**10, "K")):
         if size >= unit:
-            return f"{size / unit:g} {word}"
-    return f"{size:g} B"
+            return f"{size / unit:g}{word}"
+    return f"{size:g}"

@@ -55,6 +55,7 @@ def test_buckets_measure_what_they_need() -> None:
         ("-b 8x", "'8x' is no size in bytes"),
         ("-n 0", "--iters 0 is less than 1"),
         ("-c -1", "--check -1 is less than 0"),
+        ("-T 0", "A wait of 0.0 seconds (-T) is none"),
         ("-r two", "Root 'two' (-r) is no rank"),
         ("--op sum", "the reduction is -o or --redop"),
         ("-o all_reduce", "the collective is --op"),

@@ -20,7 +20,7 @@ from npu_plugins.comm import ProcessMesh
 from npu_plugins.comm.devices import device_for, make_current
 from npu_plugins.diagnostics import DiagnosticsError
 from npu_plugins.diagnostics.comm_perf.collectives import collective_named
-from npu_plugins.diagnostics.comm_perf.commands import buckets_text, write_files
+from npu_plugins.diagnostics.comm_perf.commands import buckets_text, told_once, write_files
 from npu_plugins.diagnostics.comm_perf.job import Line, run
 from npu_plugins.diagnostics.comm_perf.links import links_of
 from npu_plugins.diagnostics.comm_perf.measure import Repeats
@@ -111,6 +111,22 @@ def test_what_hccl_does_not_do_is_told_and_the_rest_measured(ranks: World) -> No
     alone = replace(request, dtypes=("bfloat16",), reductions=("prod",), strict=True)
     assert ranks.run(measured, alone)[1][0] == f"{report.refused[-1]}; take another -d, -o or --op"
     assert report.wrong == 0
+
+
+def ended(kind: type[BaseException]) -> tuple[str, Any]:
+    """How a rank ends that has been raised `kind` in."""
+    try:
+        with told_once():
+            raise kind("the same for all")
+    except (DiagnosticsError, SystemExit) as error:
+        return type(error).__name__, getattr(error, "code", None)
+
+
+@pytest.mark.ranks(3, backend="gloo")
+def test_an_error_of_all_ranks_is_told_once_and_an_interrupt_never(ranks: World) -> None:
+    told = ranks.run(ended, DiagnosticsError)
+    assert sorted(told, key=str) == [("DiagnosticsError", None), ("SystemExit", 1), ("SystemExit", 1)]
+    assert ranks.run(ended, KeyboardInterrupt) == [("SystemExit", 130)] * 3
 
 
 def row(collective: str, size: int, microseconds: float, **more: Any) -> Row:
