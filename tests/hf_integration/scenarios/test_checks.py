@@ -113,25 +113,27 @@ def test_clean_runs_pass_every_check(
     assert [each["rank"] for each in memory["ranks"]] == [0, 1, 2, 3]
 
 
-FLIPPED: list[tuple[tuple[int, int, int], int, str, tuple[int, ...], str]] = [
-    ((1, 1, 4), 0, "gradient", (2,), "dp ranks 0, 1, 2, 3: rank 2 differs from ranks 0, 1, 3"),
-    ((2, 1, 2), 0, "gradient", (1,), "dp ranks 1, 3: ranks 1, 3 differ, and no majority"),
-    ((2, 2, 1), 0, "gradient", (3,), "tp ranks 2, 3: ranks 2, 3 differ, and no majority"),
-    ((1, 2, 2), 1, "parameter", (3,), "dp ranks 2, 3: ranks 2, 3 differ, and no majority"),
+EMBEDDING = "model.embed_tokens.weight"
+FLIPPED: list[tuple[tuple[int, int, int], int, str, str, int, str]] = [
+    ((1, 1, 4), 0, "gradient", NORM, 2, "dp ranks 0, 1, 2, 3: rank 2 differs from ranks 0, 1, 3"),
+    ((2, 1, 2), 0, "gradient", NORM, 1, "dp ranks 1, 3: ranks 1, 3 differ, and no majority"),
+    ((2, 2, 1), 0, "gradient", NORM, 3, "tp ranks 2, 3: ranks 2, 3 differ, and no majority"),
+    ((2, 2, 1), 0, "gradient", EMBEDDING, 3, "tied ranks 1, 3: ranks 1, 3 differ, and no majority"),
+    ((1, 2, 2), 1, "parameter", NORM, 3, "dp ranks 2, 3: ranks 2, 3 differ, and no majority"),
 ]
 
 
-@pytest.mark.parametrize(("layout", "stage", "of", "rank", "words"), FLIPPED, ids=str)
+@pytest.mark.parametrize(("layout", "stage", "of", "name", "rank", "words"), FLIPPED, ids=str)
 def test_a_flipped_bit_ends_the_run_and_is_named(
-    on_four: Trained, layout: tuple[int, int, int], stage: int, of: str, rank: tuple[int], words: str
+    on_four: Trained, layout: tuple[int, int, int], stage: int, of: str, name: str, rank: int, words: str
 ) -> None:
     flags = {} if layout == (1, 1, 4) else {"zero_stage": stage}
-    run = checked(small(micro_batches=4, flags=flags), Flip(rank[0], NORM, of)).at(*layout)
-    texts = {record.after for record in on_four(run)}
-    (text,) = texts
-    assert text.startswith(f"InconsistentRanksError: {of}s at step 2 differ between ranks\n{NORM}: ")
+    family = "qwen2" if name == EMBEDDING else "llama"
+    run = checked(small(micro_batches=4, flags=flags, family=family), Flip(rank, name, of)).at(*layout)
+    (text,) = {record.after for record in on_four(run)}
+    assert text.startswith(f"InconsistentRanksError: {of}s at step 2 differ between ranks\n{name}: ")
     assert words in text
-    assert "bit 13 alone; 1 of 32 differ" in text
+    assert f"bit 13 alone; 1 of {32 if name == NORM else 1024} differ" in text
     assert "further" not in text
 
 
