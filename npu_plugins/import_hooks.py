@@ -122,6 +122,10 @@ def around_torch_npu(module: ModuleType) -> Iterator[None]:
         refuse_without_cann()
         check_pair()
         yield
+    if not _is_one_of_several():  # of several ranks, the report explains the codes, once for all
+        from npu_plugins.diagnostics.codes.uncaught import explain_uncaught
+
+        explain_uncaught()
 
 
 def around_deepspeed_accelerator(module: ModuleType) -> Iterator[None]:

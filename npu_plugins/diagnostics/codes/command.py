@@ -27,7 +27,12 @@ def explain_command(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([asdict(one) for one in told], indent=1))
     else:
-        print("\n\n".join(textwrap.fill(str(one), _WIDTH, subsequent_indent="  ") for one in told))
+        print(
+            "\n\n".join(
+                textwrap.fill(str(one), _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+                for one in told
+            )
+        )
     for what in unknown:
         print(f"npu-plugins: no error code of HCCL, ACL or torch_npu is known in {what}", file=sys.stderr)
     return 1 if unknown else 0
