@@ -15,6 +15,7 @@ from npu_plugins.diagnostics.hang.mismatch import find_mismatches, find_other_me
 from npu_plugins.diagnostics.hang.places import Source, main_stack, read_line, waits_in
 from npu_plugins.diagnostics.hang.stuck import blocked, transfers
 from npu_plugins.diagnostics.hang.summary import group_places, group_waits
+from npu_plugins.diagnostics.hang.unlike_calls import find_unlike_calls
 from npu_plugins.diagnostics.hang.waits import Graph, make_graph
 
 _PATIENCE = 30.0
@@ -101,6 +102,7 @@ def _causes(
         return failed
     if _reason(dumps) != "asked" or graph.waiting:
         unlike = find_other_members(history) + find_mismatches(history, source)
+        unlike = unlike or find_unlike_calls(dumps)
         if unlike:
             return unlike
     busy = {

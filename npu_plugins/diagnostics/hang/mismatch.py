@@ -14,14 +14,16 @@ from npu_plugins.diagnostics.hang.ranks_text import ranks_text, the_ranks
 # different amounts, so that only an unfinished one with different amounts is a fault.
 _ALIKE = frozenset(("allreduce", "broadcast", "reduce", "allreducecoalesced"))
 _ASPECTS = ("op", "dtype", "shape")
-_MEND = {
+MENDS = {
     "op": "Make all ranks of the group call the same collectives in the same order; look at what chooses "
     "between these lines: a condition on the rank, on the data, or on a parameter that only some ranks use.",
     "dtype": "Convert on all ranks to one dtype before the call; look at what sets it: autocast, a "
     "configuration, a checkpoint that only some ranks loaded.",
     "shape": "Give the same number of elements on all ranks; look at what sets it: a last batch that is "
     "smaller, padding to the longest of each rank's own batch, a parameter that only some ranks have.",
+    "root": "Name the same root on all ranks of the group.",
 }
+"""What to do about calls that differ in an aspect."""
 
 
 def find_mismatches(history: History, source: Source) -> list[Cause]:
@@ -128,7 +130,7 @@ def _cause(
         aspect,
         tuple(sorted(odd)),
         sentence + ", but ".join(told) + ".",
-        _MEND[aspect],
+        MENDS[aspect],
         min(call.created for call in calls.values()),
     )
 
