@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import io
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import torch.distributed as dist
 from ds_configs.buckets import bucket_sizes
 from ds_configs.measured_links import MeasuredLinks
 from ds_configs.parallel import ParallelConfig
+from npu_plugins.cli import main
 from npu_plugins.comm import ProcessMesh
 from npu_plugins.comm.devices import device_for, make_current
 from npu_plugins.diagnostics import DiagnosticsError
@@ -127,6 +130,34 @@ def test_an_error_of_all_ranks_is_told_once_and_an_interrupt_never(ranks: World)
     told = ranks.run(ended, DiagnosticsError)
     assert sorted(told, key=str) == [("DiagnosticsError", None), ("SystemExit", 1), ("SystemExit", 1)]
     assert ranks.run(ended, KeyboardInterrupt) == [("SystemExit", 130)] * 3
+
+
+def launched(port: int, *words: str) -> tuple[int, str]:
+    """Exit status and output of the command in a rank whose launcher holds the store, as torchrun's does."""
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", MASTER_PORT=str(port))
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        status = main(["comm-perf", "--backend", "gloo", *words])
+    assert not dist.is_initialized()
+    return status, told.getvalue()
+
+
+@pytest.mark.ranks(4, backend=None)
+def test_under_a_launcher_the_command_is_one_of_its_ranks(ranks: World, tmp_path: Path) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    file = tmp_path / "report.json"
+    words = "-b 1K -e 4K -f 4 -n 2 --tp 2 --axis tp --op all_gather"
+    found = ranks.run(launched, store.port, *words.split(), "--json", str(file))
+    assert [status for status, _ in found] == [0, 0, 0, 0]
+    assert "# all_gather, tp: 2 ranks, 2 groups at once" in found[0][1]
+    assert [text for _, text in found[1:]] == ["", "", ""]
+    told = json.loads(file.read_text())
+    assert (told["backend"], told["device"], told["simulated"]) == ("gloo", "cpu", False)
+    assert [(row["axis"], row["size"], row["in_place"]["wrong"]) for row in told["rows"]] == [
+        ("tp", 1024, 0),
+        ("tp", 4096, 0),
+    ]
+    assert ranks.run(launched, store.port, "-g", "2") == [(1, "")] * 4  # a launcher has started ranks already
 
 
 def row(collective: str, size: int, microseconds: float, **more: Any) -> Row:
