@@ -67,6 +67,8 @@ def test_no_warning_without_a_reason(environ: dict[str, str]) -> None:
         "PYTORCH_NPU_ALLOC_CONF",
         "OMP_NUM_THREADS",
         "HCCL_CONNECT_TIMEOUT",
+        "HCCL_TIMEOUT",
+        "DEEPSPEED_TIMEOUT",
         "ASCEND_RT_VISIBLE_DEVICES",
         "ASCEND_LAUNCH_BLOCKING",
         "NPU_SIM",

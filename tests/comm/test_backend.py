@@ -48,76 +48,96 @@ def test_deepspeed_makes_it_for_npus(ranks_of_deepspeed: KeptWorld) -> None:
     assert ranks_of_deepspeed.run(kinds) == [("HcclBackend", "hccl", "hccl", True)] * 2
 
 
-def call_all(dtype: torch.dtype) -> list[str]:
-    """On a rank: the functions of deepspeed.comm whose results are wrong."""
+Results = dict[str, tuple[torch.Tensor, torch.Tensor]]
+"""By name of the function of deepspeed.comm: what this rank got, and what is right."""
+
+
+def empty(count: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(count, dtype=dtype, device="npu")
+
+
+def reductions(own: torch.Tensor) -> Results:
+    """On a rank: those that reduce."""
     from deepspeed import comm
 
-    the_backend()
-    here, device = dist.get_rank(), "npu"
-    own, other = values(dtype, here, 4).to(device), values(dtype, 1 - here, 4)
-    both = [values(dtype, rank, 4) for rank in range(2)]
-    total = reduced(dtype, "SUM", 2, 4)
-    got: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def empty(count: int) -> torch.Tensor:
-        return torch.empty(count, dtype=dtype, device=device)
-
+    here, dtype = dist.get_rank(), own.dtype
+    total, average = (reduced(dtype, op, 2, 4) for op in ("SUM", "AVG"))
+    part = total.view(2, 2)[here]
+    got: Results = {}
     for name in ("all_reduce", "inference_all_reduce"):
         tensor = own.clone()
         getattr(comm, name)(tensor)
         got[name] = (tensor, total)
     tensor = own.clone()
     comm.all_reduce(tensor, op=comm.ReduceOp.AVG, async_op=True).wait()
-    got["all_reduce of AVG"] = (tensor, reduced(dtype, "AVG", 2, 4))
+    got["all_reduce of AVG"] = (tensor, average)
     pair = [own.clone(), own.clone()]
     comm.all_reduce_coalesced(pair)
     got["all_reduce_coalesced"] = (pair[1], total)
     tensor = own.clone()
     comm.reduce(tensor, 0)
-    got["reduce"] = (tensor if here == 0 else own, total if here == 0 else both[here])
-    tensor = empty(2)
-    comm.reduce_scatter_tensor(tensor, own)
-    got["reduce_scatter_tensor"] = (tensor, total.view(2, 2)[here])
-    tensor = empty(2)
-    comm.reduce_scatter_fn(tensor, own)
-    got["reduce_scatter_fn"] = (tensor, total.view(2, 2)[here])
-    tensor = empty(2)
-    comm.reduce_scatter(tensor, list(own.view(2, 2).unbind()))
-    got["reduce_scatter"] = (tensor, total.view(2, 2)[here])
-    for name in ("all_gather_into_tensor", "allgather_fn"):
-        tensor = empty(8)
+    if here == 0:
+        got["reduce"] = (tensor, total)
+    for name in ("reduce_scatter_tensor", "reduce_scatter_fn"):
+        tensor = empty(2, dtype)
         getattr(comm, name)(tensor, own)
-        got[name] = (tensor, torch.cat([each.cpu() for each in both]))
-    pair = [empty(8)]
+        got[name] = (tensor, part)
+    tensor = empty(2, dtype)
+    comm.reduce_scatter(tensor, list(own.view(2, 2).unbind()))
+    got["reduce_scatter"] = (tensor, part)
+    return got
+
+
+def copies(own: torch.Tensor) -> Results:
+    """On a rank: those that copy."""
+    from deepspeed import comm
+
+    here, dtype = dist.get_rank(), own.dtype
+    both = [values(dtype, rank, 4) for rank in range(2)]
+    of_here = [each.view(2, 2)[here] for each in both]
+    got: Results = {}
+    for name in ("all_gather_into_tensor", "allgather_fn"):
+        tensor = empty(8, dtype)
+        getattr(comm, name)(tensor, own)
+        got[name] = (tensor, torch.cat(both))
+    pair = [empty(8, dtype)]
     comm.all_gather_coalesced(pair, [own])
     got["all_gather_coalesced"] = (pair[0], torch.cat(both))
-    pair = [empty(4), empty(4)]
+    pair = [empty(4, dtype), empty(4, dtype)]
     comm.all_gather(pair, own)
-    got["all_gather"] = (pair[1 - here], other)
+    got["all_gather"] = (torch.cat(pair), torch.cat(both))
     tensor = own.clone()
     comm.broadcast(tensor, 1)
     got["broadcast"] = (tensor, both[1])
-    tensor = empty(4)
+    tensor = empty(4, dtype)
     comm.all_to_all_single(tensor, own)
-    got["all_to_all_single"] = (tensor, torch.cat([each.view(2, 2)[here] for each in both]))
-    pair = [empty(2), empty(2)]
+    got["all_to_all_single"] = (tensor, torch.cat(of_here))
+    pair = [empty(2, dtype), empty(2, dtype)]
     comm.all_to_all(pair, list(own.view(2, 2).unbind()))
-    got["all_to_all"] = (pair[1], both[1].view(2, 2)[here])
-    pair = [empty(4), empty(4)]
-    comm.gather(own, pair if here == 0 else None, dst=0)
-    got["gather"] = (pair[1] if here == 0 else own, both[1])
-    tensor = empty(2)
+    got["all_to_all"] = (torch.cat(pair), torch.cat(of_here))
+    tensor = empty(2, dtype)
     comm.scatter(tensor, list(own.view(2, 2).unbind()) if here == 0 else None, src=0)
-    got["scatter"] = (tensor, both[0].view(2, 2)[here])
-    tensor = empty(4)
+    got["scatter"] = (tensor, of_here[0])
+    pair = [empty(4, dtype), empty(4, dtype)]
+    comm.gather(own, pair if here == 0 else None, dst=0)
+    tensor = empty(4, dtype)
     comm.send(own, 1) if here == 0 else comm.recv(tensor, 0)
-    got["recv"] = (tensor if here else own, both[0])
-    return [name for name, (found, wanted) in got.items() if not same(found, wanted)]
+    got["gather" if here == 0 else "recv"] = (
+        (torch.cat(pair), torch.cat(both)) if here == 0 else (tensor, both[0])
+    )
+    return got
+
+
+def wrong(dtype: torch.dtype) -> list[str]:
+    """On a rank: the functions of deepspeed.comm whose results are wrong."""
+    the_backend()
+    own = values(dtype, dist.get_rank(), 4).to("npu")
+    return [name for name, pair in (reductions(own) | copies(own)).items() if not same(*pair)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.uint16], ids=str)
 def test_the_functions_of_deepspeed(ranks_of_deepspeed: KeptWorld, dtype: torch.dtype) -> None:
-    assert ranks_of_deepspeed.run(call_all, dtype) == [[], []]
+    assert ranks_of_deepspeed.run(wrong, dtype) == [[], []]
 
 
 def test_groups_that_deepspeed_makes(ranks_of_deepspeed: KeptWorld) -> None:

@@ -121,7 +121,8 @@ def carrier(tensor: torch.Tensor, backend: str) -> torch.Tensor:
     """
     if tensor.dtype in COMMON or backend not in CARRIERS:
         return tensor
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    plain = tensor.detach()  # autograd takes no view in another dtype
+    real = torch.view_as_real(plain) if plain.is_complex() else plain
     return real.view(CARRIERS[backend][real.element_size()])
 
 

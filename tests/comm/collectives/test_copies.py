@@ -89,6 +89,20 @@ def test_every_bit_arrives(three_ranks: KeptWorld, device: str) -> None:
     assert three_ranks.run(wrong) == [[]] * 3
 
 
+def test_parameters_are_copied_too(three_ranks: KeptWorld) -> None:
+    """They want a gradient, which a copy in place is not asked about."""
+
+    def broadcast() -> list[float]:
+        weight = torch.nn.Parameter(
+            torch.full((2,), float(dist.get_rank()), dtype=torch.float64, device="npu")
+        )
+        collectives.broadcast(weight, 2)
+        collectives.all_reduce(weight)
+        return weight.tolist()
+
+    assert three_ranks.run(broadcast) == [[6.0, 6.0]] * 3
+
+
 def test_messages_in_a_ring(three_ranks: KeptWorld) -> None:
     def ring() -> bool:
         here = dist.get_rank()
