@@ -46,7 +46,8 @@ def compare(copies: Copies) -> Difference | None:
     """Return the first tensor in which the ranks of a group differ, the same on all of them; or None.
 
     All ranks of the group call this. Where nothing differs they exchange 16 bytes, and 16 for each tensor,
-    and wait for the device once; where something does, that tensor is sent through the group too.
+    and wait for the device once; where something does, that tensor is sent through the group too. Nans are
+    the same, whatever their bits.
     """
     listed = [
         (each.what, each.name, str(each.tensor.dtype), tuple(each.tensor.shape)) for each in copies.tensors
@@ -58,11 +59,30 @@ def compare(copies: Copies) -> Difference | None:
     table = _gathered(checksums([each.tensor for each in copies.tensors], copies.device), copies).tolist()
     # By tensor, the checksum on each rank.
     columns = [[tuple(rank[place]) for rank in table] for place in range(len(listed))]
+    suspects = [place for place, column in enumerate(columns) if len(set(column)) > 1]
+    if not suspects:
+        return None
+    found = [
+        copies.tensors[place]._replace(tensor=_one_nan(copies.tensors[place].tensor)) for place in suspects
+    ]
+    table = _gathered(checksums([each.tensor for each in found], copies.device), copies).tolist()
+    columns = [[tuple(rank[place]) for rank in table] for place in range(len(found))]
     differing = [place for place, column in enumerate(columns) if len(set(column)) > 1]
     if not differing:
         return None
     first = differing[0]
-    return _looked_at(copies, copies.tensors[first], columns[first], len(differing) - 1)
+    return _looked_at(copies, found[first], columns[first], len(differing) - 1)
+
+
+def _one_nan(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with one nan for all, whose bits are what a device makes them.
+
+    Where fp16 overflows, ranks that compute the same may well have nans of other bits.
+    """
+    tensor = tensor.detach()
+    if not tensor.is_floating_point() or tensor.element_size() == 1:
+        return tensor
+    return tensor.masked_fill(tensor.isnan(), torch.nan)
 
 
 def _gathered(tensor: torch.Tensor, copies: Copies) -> torch.Tensor:

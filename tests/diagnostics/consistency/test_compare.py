@@ -118,6 +118,25 @@ def test_two_ranks_have_no_majority(four: tuple[KeptWorld, str]) -> None:
     assert "ranks 2, 3 differ, and no majority says which is right" in str(found[3])
 
 
+def nans(device: str) -> list[Difference | None]:
+    """On a rank: all ranks have a nan in one place, of other bits; then rank 2 has a number there."""
+    found = []
+    for number in (False, True):
+        mine = copies(device)
+        tensor = mine.tensors[2].tensor
+        raw = torch.tensor([0x7FC00000 + dist.get_rank()], dtype=torch.int32).view(torch.float32)
+        tensor[1, 1] = (torch.ones(1) if number and dist.get_rank() == 2 else raw).to(device)[0]
+        found.append(compare(mine))
+    return found
+
+
+def test_nans_are_the_same_whatever_their_bits(four: tuple[KeptWorld, str]) -> None:
+    world, device = four
+    for alike, other in world.run(nans, device):
+        assert alike is None
+        assert (other.odd, other.elements[2].index, other.elements[2].count) == ((2,), (1, 1), 1)
+
+
 def other_tensors(device: str) -> list[Difference | None]:
     """On a rank: one rank lacks a tensor, has another shape or dtype, or has them in another order."""
     found = []

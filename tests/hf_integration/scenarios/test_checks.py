@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from tests.hf_integration.divided import Run
+from tests.hf_integration.divided import Run, Sentences, make_model
 from tests.hf_integration.scenarios.conftest import Trained, small
+from tests.pipeline.conftest import Ranks
 
 CHECKS = {"check_gradients": 1, "check_memory": 2, "find_nonfinite": True}
 NORM = "model.layers.1.input_layernorm.weight"
@@ -155,3 +156,40 @@ def test_the_module_that_makes_nan_is_named(
         "NonFiniteError: step 2: the first value that is not finite came up on "
         f"rank {rank}{place} in the forward of {PROJECTION}, whose inputs and parameters are finite: "
     )
+
+
+class FlipLate(Flip):
+    """Flips the gradient's bit where a plain Trainer's callbacks are called."""
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Flip it."""
+        self.on_reduced_gradients(args, state, control, **given)
+
+
+def plain(folder: Path, fault: TrainerCallback | None) -> str:
+    """On a rank: train with transformers' own Trainer and the checks as callbacks."""
+    from hf_integration.checks import CheckGradients, CheckMemory, FindNonFinite
+
+    args = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=3,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    callbacks = [*([fault] if fault else []), FindNonFinite(), CheckGradients(1), CheckMemory(3)]
+    return told(
+        Trainer(make_model("llama", 2), args, train_dataset=Sentences(76, seed=1), callbacks=callbacks)
+    )
+
+
+def test_plain_trainer_takes_the_checks_as_callbacks(four_cpus: Ranks, tmp_path: Path) -> None:
+    assert set(four_cpus.run(plain, tmp_path, None)) == {""}
+    assert {path.name for path in (tmp_path / "checks").iterdir()} == {
+        "gradients.jsonl",
+        "parameters.jsonl",
+        "memory.jsonl",
+    }
+    (text,) = set(four_cpus.run(plain, tmp_path, FlipLate(1, NORM, "gradient")))
+    assert f"{NORM}: gradient differs between the dp ranks 0, 1, 2, 3: rank 1 differs" in text
