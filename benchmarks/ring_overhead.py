@@ -4,9 +4,9 @@
 
 A ring is made once for a process, so each side runs in processes of its own, one after the other, again and
 again; the smallest time of each side counts. It is processor time of the thread that enqueues, which is where
-the ring writes, so that neither waiting for another rank nor other programs of a busy machine count. A stack is
-part of each record: its depth is given, since that is most of what a record costs. Nothing of npu_plugins runs
-in a call, on or off.
+the ring writes, so that neither waiting for another rank nor other programs of a busy machine count. A stack
+is part of each record: its depth is given, since that is most of what a record costs. Nothing of npu_plugins
+runs in a call, on or off.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def main() -> None:
     off, on = min(times[0]), min(times[RING_SIZE])
     simulated = " (simulated)" if os.environ.get("NPU_SIM") and options.device == "npu" else ""
     print(
-        f"{options.device}{simulated}, {options.ranks} ranks, all_reduce of 4 elements, stack of {DEPTH}+ frames"
+        f"{options.device}{simulated}, ranks: {options.ranks}; all_reduce of 4 elements, {DEPTH} frames deep"
     )
     print(f"ring off {off:8.2f} us a call   (rounds: {_told(times[0])})")
     print(f"ring on  {on:8.2f} us a call   (rounds: {_told(times[RING_SIZE])})")

@@ -57,8 +57,8 @@ def ask(pids: Iterable[int]) -> list[WatchedProcess]:
             ) from error
         if watched is None:
             raise DiagnosticsError(
-                f"Process {pid} ({process.name()}) does not handle SIGUSR2, which would end it; give the pid of "
-                "a rank with the hang watch (NPU_PLUGINS_HANG_WATCH is not 0)"
+                f"Process {pid} ({process.name()}) does not handle SIGUSR2, which would end it; give the pid "
+                "of a rank with the hang watch (NPU_PLUGINS_HANG_WATCH is not 0)"
             )
         found.append(watched)
     for watched in found:

@@ -30,8 +30,8 @@ def dump(options: argparse.Namespace) -> int:
     pids = [rank.pid for rank in watched_ranks()] if options.all else options.pid
     if not pids:
         raise DiagnosticsError(
-            "No launched rank of this user on this host answers; name processes with --pid (ranks have the hang "
-            "watch unless NPU_PLUGINS_HANG_WATCH=0)"
+            "No launched rank of this user on this host answers; name processes with --pid (ranks have the "
+            "hang watch unless NPU_PLUGINS_HANG_WATCH=0)"
         )
     for asked in ask(pids):
         who = f"rank {asked.rank} (process {asked.pid})" if asked.rank else f"process {asked.pid}"
