@@ -12,6 +12,7 @@ from npu_plugins.diagnostics.hang.faults import consequences, find_faults, is_co
 from npu_plugins.diagnostics.hang.findings import Absence, Cause, Findings
 from npu_plugins.diagnostics.hang.history import History
 from npu_plugins.diagnostics.hang.mismatch import find_mismatches, find_other_members
+from npu_plugins.diagnostics.hang.pairs import find_unlike_pairs
 from npu_plugins.diagnostics.hang.places import Source, main_stack, read_line, waits_in
 from npu_plugins.diagnostics.hang.stuck import blocked, transfers
 from npu_plugins.diagnostics.hang.summary import group_places, group_waits
@@ -102,6 +103,7 @@ def _causes(
         return failed
     if _reason(dumps) != "asked" or graph.waiting:
         unlike = find_other_members(history) + find_mismatches(history, source)
+        unlike = unlike or find_unlike_pairs(history, source)
         unlike = unlike or find_unlike_calls(dumps)
         if unlike:
             return unlike

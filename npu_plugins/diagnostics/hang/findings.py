@@ -20,6 +20,7 @@ KINDS = (
     "op",
     "shape",
     "dtype",
+    "root",
     "silent",
     "not entered",
     "slow",
@@ -55,7 +56,7 @@ class Cause:
     """One fault, most likely what the rest follows from."""
 
     kind: str
-    """One of `KINDS`. `op`, `shape`, `dtype`: ranks called different things at one place of a group."""
+    """One of `KINDS`. `op`, `shape`, `dtype`, `root`: ranks called different things."""
     ranks: tuple[int, ...]
     """Whom it is to be looked for at."""
     sentence: str
@@ -64,6 +65,11 @@ class Cause:
     """What to do."""
     when: float = 0.0
     """Seconds since 1970, by the clock of the host of the lowest rank; 0 if not known."""
+
+    def __post_init__(self) -> None:
+        """Refuse a kind that no report knows."""
+        if self.kind not in KINDS:
+            raise DiagnosticsError(f"A cause is of kind {self.kind!r}; it is one of {', '.join(KINDS)}")
 
 
 @dataclass(frozen=True)

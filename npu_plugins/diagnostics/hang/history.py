@@ -25,8 +25,8 @@ def plain_op(op: str) -> str:
 
 
 def elements(call: Call) -> tuple[int, ...]:
-    """Return how many elements each input has: what must agree, whatever the shape."""
-    return tuple(prod(shape) for shape in call.input_shapes)
+    """Return how many elements each input has, or each output if there are none: what must agree."""
+    return tuple(prod(shape) for shape in call.input_shapes or call.output_shapes)
 
 
 def describe(call: Call) -> str:

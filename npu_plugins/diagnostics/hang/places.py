@@ -18,7 +18,8 @@ _COMMUNICATION = re.compile(
     r"/torch/distributed/|/deepspeed/comm/|/torch_npu/distributed/|/npu_plugins/comm/"
 )
 # Functions in which torch's Python waits in C++: for the device, for a collective, for backward's hooks.
-_WAITS = frozenset(("synchronize", "wait", "_engine_run_backward", "_wait_all"))
+_WAITS = frozenset(("synchronize", "wait", "_engine_run_backward"))
+_TORCH = re.compile(r"/(?:torch|torch_npu|deepspeed)/")
 # In the user's own line: what waits for the device in C, without a Python frame of its own.
 _WAITS_IN_LINE = re.compile(
     r"\.(?:item|cpu|tolist|numpy|synchronize|wait|nonzero)\(|\b(?:float|int|bool|print)\("
@@ -71,7 +72,7 @@ def waits_in(stack: Sequence[Frame], source: Source = read_line) -> str:
     users = users_frames(stack)
     own = users[0] if users else None
     for frame in stack:
-        if _COMMUNICATION.search(frame.file) or frame.function in _WAITS:
+        if _COMMUNICATION.search(frame.file) or (frame.function in _WAITS and _TORCH.search(frame.file)):
             return frame.function
         if frame == own:
             found = _WAITS_IN_LINE.search(source(frame))

@@ -77,7 +77,7 @@ def make_graph(history: History, gone: Collection[int], patience: float) -> Grap
             behind: tuple[int, ...] = ()
             if call.p2p:
                 absent = _missing_peer(history, rank, call, gone)
-                peer = _peer(history, rank, call)
+                peer = peer_of(history, rank, call)
                 if rank not in found and not absent and peer is not None:
                     first = oldest[peer]
                     behind = (peer,) if first is not None and not _is_between(first, rank, call) else ()
@@ -168,7 +168,7 @@ def _is_between(oldest: Call, rank: int, call: Call) -> bool:
 
 
 def _missing_peer(history: History, rank: int, call: Call, gone: Collection[int]) -> tuple[int, ...]:
-    peer = _peer(history, rank, call)
+    peer = peer_of(history, rank, call)
     if peer is None:
         return ()
     if peer not in history.dumps or peer in gone:
@@ -176,7 +176,7 @@ def _missing_peer(history: History, rank: int, call: Call, gone: Collection[int]
     return () if _answers(history, rank, peer, call) else (peer,)
 
 
-def _peer(history: History, rank: int, call: Call) -> int | None:
+def peer_of(history: History, rank: int, call: Call) -> int | None:
     """Return the other side of a point-to-point call; None where nothing tells."""
     others = [member for member in history.members(rank, call.group) if member != rank]
     return others[0] if call.peer is None and len(others) == 1 else call.peer

@@ -46,6 +46,24 @@ def test_two_ranks_that_send_to_each_other_are_a_deadlock() -> None:
     assert "batch_isend_irecv" in cause.mend
 
 
+@pytest.mark.parametrize(
+    ("received", "kind", "words"),
+    [
+        ({"shape": (9,)}, "shape", "Rank 0 sends Float [8] at"),
+        ({"input_dtypes": ("Half",)}, "dtype", "but rank 1 receives Half [8] at"),
+    ],
+)
+def test_a_receive_that_does_not_fit_what_is_sent_is_told(
+    received: dict[str, object], kind: str, words: str
+) -> None:
+    pair = {"p2p": True, "group": "0"}
+    sends = dump(0, call(1, op="send", peer=1, **pair))
+    receives = dump(1, call(1, op="recv", peer=0, **pair, **received))
+    cause = first(sends, receives, dump(2, call(1)))
+    assert (cause.kind, cause.ranks) == (kind, (0, 1))
+    assert words in cause.sentence
+
+
 def test_a_receive_whose_sender_is_elsewhere_names_the_sender() -> None:
     waits = dump(0, call(1, op="recv", p2p=True, peer=2))
     cause = first(waits, dump(1, stacks={"MainThread": ELSEWHERE}), dump(2, stacks={"MainThread": ELSEWHERE}))
