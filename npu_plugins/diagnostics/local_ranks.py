@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -55,9 +54,9 @@ def run_local_ranks(command: Sequence[str], ranks: int, shutdown_timeout: int = 
     from torch.distributed.launcher.api import elastic_launch
 
     bound = ["-m", "npu_plugins.diagnostics.local_ranks", str(os.getpid()), *command]
-    with tempfile.TemporaryDirectory(prefix="npu_plugins_ranks_") as logs, _quiet(), _signals_put_back():
+    with _quiet(), _signals_put_back():
         try:
-            elastic_launch(_configuration(ranks, shutdown_timeout, logs), sys.executable)(*bound)
+            elastic_launch(_configuration(ranks, shutdown_timeout), sys.executable)(*bound)
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             how = failure.signal_name() if failure.exitcode < 0 else f"status {failure.exitcode}"
@@ -112,7 +111,7 @@ def bind_to_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _configuration(ranks: int, shutdown_timeout: int, logs: str) -> Any:
+def _configuration(ranks: int, shutdown_timeout: int) -> Any:
     """Return torch's LaunchConfig, whose module is imported only when ranks are started."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
@@ -126,7 +125,7 @@ def _configuration(ranks: int, shutdown_timeout: int, logs: str) -> Any:
         rdzv_endpoint="localhost:0",
         local_addr="localhost",  # the name of the machine need not resolve
         max_restarts=0,
-        logs_specs=DefaultLogsSpecs(log_dir=logs),
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),  # else a folder stays when this process is killed
         signals_to_handle=",".join(sig.name for sig in _HANDLED),
         shutdown_timeout=shutdown_timeout,
     )

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -45,7 +46,11 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_each_rank_has_the_variables_of_a_launched_one(tmp_path: Path) -> None:
+def test_each_rank_has_the_variables_of_a_launched_one(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path_factory.mktemp("scratch")
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     handlers = [signal.getsignal(sig) for sig in (signal.SIGTERM, signal.SIGINT)]
     assert run_local_ranks([sys.executable, "-c", WRITES, str(tmp_path)], 2) == 0
     told = [(tmp_path / str(rank)).read_text().split() for rank in (0, 1)]
@@ -56,6 +61,7 @@ def test_each_rank_has_the_variables_of_a_launched_one(tmp_path: Path) -> None:
     assert told[0][5] == told[1][5] != "0"
     assert {words[6] for words in told} == {os.environ.get("OMP_NUM_THREADS", "1")}
     assert [signal.getsignal(sig) for sig in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert list(scratch.iterdir()) == []
 
 
 @pytest.mark.parametrize(
