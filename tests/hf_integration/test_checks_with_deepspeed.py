@@ -26,15 +26,16 @@ def told(ranks: Ranks, folder: Path, stage: int, fault: Any = None, **flags: Any
     """Train with ZeRO and return what ends it, the same on both ranks."""
     config = {"zero_optimization": {"stage": stage}, "train_micro_batch_size_per_gpu": "auto"}
     config |= {"gradient_accumulation_steps": "auto", "bf16": {"enabled": "auto"}}
+    config |= {"fp16": {"enabled": "auto", "initial_scale_power": 24}}  # at which the first steps overflow
     run: Run = checked(small(flags={"deepspeed": config, **flags}), fault).at(1, 1, 2)
     records = ranks.run(train_on_rank, run, folder, "hccl", timeout=250)
     (text,) = {record.after for record in records}
     return text
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
-def test_clean_runs_pass(two_npus: Ranks, tmp_path: Path, stage: int) -> None:
-    assert told(two_npus, tmp_path, stage, bf16=True) == ""
+@pytest.mark.parametrize(("stage", "dtype"), [(0, "bf16"), (0, "fp16"), (1, "bf16"), (2, "fp16")])
+def test_clean_runs_pass(two_npus: Ranks, tmp_path: Path, stage: int, dtype: str) -> None:
+    assert told(two_npus, tmp_path, stage, **{dtype: True}) == ""
     assert (tmp_path / "checks" / "gradients.jsonl").exists() == (stage == 0)
 
 
