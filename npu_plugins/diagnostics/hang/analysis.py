@@ -14,7 +14,7 @@ from npu_plugins.diagnostics.hang.history import History
 from npu_plugins.diagnostics.hang.mismatch import find_mismatches, find_other_members
 from npu_plugins.diagnostics.hang.pairs import find_unlike_pairs
 from npu_plugins.diagnostics.hang.places import Source, main_stack, read_line, waits_in
-from npu_plugins.diagnostics.hang.stuck import blocked, transfers
+from npu_plugins.diagnostics.hang.stuck import blocked, gone_early, transfers
 from npu_plugins.diagnostics.hang.summary import group_places, group_waits
 from npu_plugins.diagnostics.hang.unlike_calls import find_unlike_calls
 from npu_plugins.diagnostics.hang.waits import Graph, make_graph
@@ -114,6 +114,9 @@ def _causes(
     if found:
         return found
     late = consequences(dumps, source)
+    left = {rank: absence for rank, absence in absent.items() if absence.kind == "left"}
+    if late and left:
+        return [gone_early(left, late[0].ranks)]
     if late or _reason(dumps) == "asked":
         return late
     return transfers(history, graph) or [

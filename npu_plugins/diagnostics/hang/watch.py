@@ -39,6 +39,7 @@ EARLY = 0.2
 """The interval until a rank knows its neighbours; without a process group a look takes microseconds."""
 HURRY = 0.05
 """The interval of a rank that is about to end."""
+RAISE_SECONDS = 1.0
 QUIET_SECONDS = 1.5
 """For so long a rank that raises waits whether all others raise as well: then nobody hangs, and all have said
 why."""
@@ -160,7 +161,18 @@ class HangWatch(threading.Thread):
         first = failure.message.partition("\n")[0][:200]
         return session.alarm("exception", f"rank {session.who.rank} raised {failure.kind}: {first}")
 
+    def _let_it_raise(self) -> None:
+        """Wait a moment for this rank's exception, which says more than its place.
+
+        An error of HCCL reaches all members of a group, each when it next asks the device for something.
+        """
+        deadline = time.monotonic() + RAISE_SECONDS
+        while self._failure is None and time.monotonic() < deadline:
+            time.sleep(HURRY)
+
     def _answer(self, session: Session, alarm: Alarm) -> None:
+        if alarm.reason == "exception" and "hccl" in session.who.backend:
+            self._let_it_raise()
         waited = self._clock.longest
         answer = Answer(
             session=session,

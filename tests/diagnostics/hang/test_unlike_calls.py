@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from npu_plugins.diagnostics.hang.analysis import analyse
 from npu_plugins.diagnostics.hang.dump import Group, RankDump
+from npu_plugins.diagnostics.hang.findings import Absence
 from npu_plugins.diagnostics.hang.unlike_calls import find_unlike_calls
 
 PLAIN = "HcclAllReduce #15 (count 2, float32, sum, root 0)"
@@ -53,3 +55,14 @@ def test_of_two_ranks_none_is_right() -> None:
 
 def test_without_such_an_error_nothing_is_found() -> None:
     assert not find_unlike_calls({0: RankDump(0, 2, "a", 1, "timeout", 1.0)})
+
+
+def test_whoever_left_is_what_the_others_errors_miss() -> None:
+    """Where the device in error keeps back which calls wait, the errors and the absence are all there is."""
+    error = "RuntimeError: NPU error, error code is 507048: EI0002: notify wait ended early"
+    dumps = {rank: RankDump(rank, 3, "a", 1, "exception", 5.0, error=error) for rank in (0, 2)}
+    cause = analyse(dumps, {1: Absence("left", "status 0")}).causes[0]
+    assert (cause.kind, cause.ranks) == ("left", (1,))
+    assert cause.sentence == (
+        "Ranks 0, 2 missed another rank in a call. Rank 1 ended (status 0), as if all was done."
+    )
