@@ -25,8 +25,11 @@ class Faulty(Job):
 
     @property
     def is_time(self) -> bool:
-        """Whether this is the rank and the step."""
-        return self.rank == VICTIM and self.step == AT
+        """Whether this is the rank and the step; if so, the log says when that was."""
+        now = self.rank == VICTIM and self.step == AT
+        if now:
+            print(f"fault at {time.time():.3f}", flush=True)
+        return now
 
 
 class Sleeps(Faulty):
@@ -111,8 +114,10 @@ def hoard(device: str) -> None:
     if device == "cpu":
         torch.empty(sys.maxsize // 16, dtype=torch.uint8)  # a CPU has all addresses: one piece beyond them
     total = torch.npu.get_device_properties(device).total_memory
-    kept = [torch.empty(total // 8, dtype=torch.uint8, device=device) for _ in range(9)]
-    raise AssertionError(f"{len(kept)} eighths of the memory could be had")
+    kept: list[torch.Tensor] = []
+    while len(kept) < 9:
+        kept.append(torch.empty(total // 8, dtype=torch.uint8, device=device))
+    raise AssertionError("nine eighths of the memory could be had")
 
 
 class BitFlipped(Faulty):

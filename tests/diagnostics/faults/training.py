@@ -119,17 +119,19 @@ def device_of_this_rank(kind: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Be one rank of a launched job; returns the exit status."""
     from tests.diagnostics.faults.injected import FAULTS
+    from tests.diagnostics.faults.unready import UNREADY
 
+    kinds: dict[str, Any] = {"none": Job, **FAULTS, **UNREADY}
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("fault", choices=["none", *FAULTS])
+    parser.add_argument("fault", choices=list(kinds))
     parser.add_argument("--device", choices=list(BACKENDS), default="npu")
     parser.add_argument("--local_rank", help="as the deepspeed launcher gives it; not read")
     options = parser.parse_args(arguments)
-    kind: Any = FAULTS.get(options.fault, Job)
     device = device_of_this_rank(options.device)
-    limit = float(os.environ.get("HCCL_TIMEOUT", "60"))
-    dist.init_process_group(BACKENDS[options.device], timeout=timedelta(seconds=limit + 60))
-    losses = kind(device).train()
+    if not dist.is_initialized():
+        limit = float(os.environ.get("HCCL_TIMEOUT", "60"))
+        dist.init_process_group(BACKENDS[options.device], timeout=timedelta(seconds=limit + 60))
+    losses = kinds[options.fault](device).train()
     print(f"rank {dist.get_rank()}: {len(losses)} steps", flush=True)
     dist.destroy_process_group()
     return 0
