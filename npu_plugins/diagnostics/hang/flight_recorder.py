@@ -25,6 +25,7 @@ class _PlainUnpickler(pickle.Unpickler):
     """Takes dicts, lists and scalars; a file that names a class or function may do harm and is refused."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
+        """Refuse every class and function."""
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
 
 
