@@ -6,7 +6,6 @@ import argparse
 
 from npu_plugins.diagnostics.errors import DiagnosticsError
 from npu_plugins.diagnostics.hang.analysis import analyse
-from npu_plugins.diagnostics.hang.asking import ask, watched_ranks
 from npu_plugins.diagnostics.hang.files import load
 from npu_plugins.diagnostics.hang.flight_recorder import find_flight_dumps, load_flight_dumps
 from npu_plugins.diagnostics.hang.report import to_json, write_report
@@ -27,6 +26,9 @@ def dump(options: argparse.Namespace) -> int:
     Raises:
         DiagnosticsError: there is no rank to be asked.
     """
+    # The watch imports torch, which a report of dumps does without.
+    from npu_plugins.diagnostics.hang.asking import ask, watched_ranks
+
     pids = [rank.pid for rank in watched_ranks()] if options.all else options.pid
     if not pids:
         raise DiagnosticsError(
