@@ -69,7 +69,6 @@ class Board:
         """Say that a rank is here; returns True for the first of its place, which beats for it."""
         slot = self.store.add(f"ranks at {place}", 1)
         self.store.set(f"rank at {place} {slot}", json.dumps(asdict(process)))
-        self.store.set(f"place of {self.rank}", place)
         if slot == 1:
             self.store.set(f"place {self.store.add('places', 1)}", place)
         return slot == 1
