@@ -22,28 +22,34 @@ from tests.pipeline.conftest import Ranks, kept
 RUN = Run(steps=2, layers=2, rows=24, flags={"preflight": True})
 
 
-@pytest.fixture(scope="module", params=["gloo", "hccl"])
-def four(rank_pool: RankPool, request: pytest.FixtureRequest) -> Iterator[tuple[Ranks, str]]:
-    """Four ranks on CPUs, and on NPUs."""
+@pytest.fixture(scope="module")
+def four(rank_pool: RankPool) -> Iterator[Ranks]:
+    """Four ranks on CPUs."""
     rank_pool.preload("hf_integration.npu_trainer")
-    for ranks in kept(rank_pool, 4, request.param):
-        yield ranks, request.param
+    yield from kept(rank_pool, 4, "gloo")
 
 
-def refused(run: Run, at_fault: int, other: Run, folder: Path, backend: str) -> Report | str:
+@pytest.fixture(scope="module")
+def four_npus(rank_pool: RankPool) -> Iterator[Ranks]:
+    """Four ranks on NPUs."""
+    rank_pool.preload("hf_integration.npu_trainer")
+    yield from kept(rank_pool, 4, "hccl")
+
+
+def refused(run: Run, at_fault: int, other: Run, folder: Path) -> Report | str:
     """On a rank: the report with which it is refused, one rank having another run."""
     rank = torch.distributed.get_rank()
     try:
-        train_on_rank(other if rank == at_fault else run, folder, backend)
+        train_on_rank(other if rank == at_fault else run, folder, "gloo")
     except PreflightError as error:
         return error.report
     return "It trained."
 
 
-def test_ranks_that_are_alike_train(four: tuple[Ranks, str], tmp_path: Path) -> None:
-    ranks, backend = four
+@pytest.mark.npu
+def test_ranks_that_are_alike_train(four_npus: Ranks, tmp_path: Path) -> None:
     for layout in ((1, 1, 4), (2, 2, 1)):
-        records = ranks.run(train_on_rank, RUN.at(*layout), tmp_path, backend)
+        records = four_npus.run(train_on_rank, RUN.at(*layout), tmp_path, "hccl")
         assert all(len(record.values("loss")) == 2 for record in records)
 
 
@@ -58,21 +64,20 @@ def test_ranks_that_are_alike_train(four: tuple[Ranks, str], tmp_path: Path) -> 
     ids=["another seed", "another argument", "fewer rows", "another model"],
 )
 def test_a_rank_that_differs_is_named(
-    four: tuple[Ranks, str], changes: dict[str, Any], named: str, tmp_path: Path
+    four: Ranks, changes: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
-    ranks, backend = four
     run = RUN.at(2, 1, 2)
-    reports = ranks.run(refused, run, 2, replace(run, **changes), tmp_path, backend)
+    reports = four.run(refused, run, 2, replace(run, **changes), tmp_path)
     assert isinstance(reports[0], Report) and all(report == reports[0] for report in reports)
     assert [finding.ranks for finding in reports[0].errors] == [(2,)] * len(reports[0].errors)
     told = [finding.what for finding in reports[0].errors]
     assert any(what.startswith(named) for what in told), told
 
 
-def drawn_on_one_rank(folder: Path, backend: str) -> Report | str:
+def drawn_on_one_rank(folder: Path) -> Report | str:
     """On a rank: as `refused`, one rank having drawn a random number while its trainer was made."""
     run = replace(RUN, trainer={"callbacks": [Draws] if torch.distributed.get_rank() == 1 else []})
-    return refused(run.at(1, 1, 4), -1, run, folder, backend)
+    return refused(run.at(1, 1, 4), -1, run, folder)
 
 
 class Draws:
@@ -85,9 +90,8 @@ class Draws:
         return TrainerCallback()
 
 
-def test_random_numbers_that_start_elsewhere(four: tuple[Ranks, str], tmp_path: Path) -> None:
-    ranks, backend = four
-    reports = ranks.run(drawn_on_one_rank, tmp_path, backend)
+def test_random_numbers_that_start_elsewhere(four: Ranks, tmp_path: Path) -> None:
+    reports = four.run(drawn_on_one_rank, tmp_path)
     assert all(report == reports[0] for report in reports)
     (finding,) = reports[0].findings
     assert finding.ranks == (1,)
@@ -124,8 +128,6 @@ def test_data_is_read_only_where_that_draws_nothing() -> None:
 def test_one_process_and_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     NpuTrainingArguments(output_dir=str(tmp_path), use_cpu=True, preflight=True, report_to="none")
     told = capsys.readouterr().err
-    assert "preflight: 1 rank on 1 host, tp 1 × dp 1 × pp 1, gloo" in told and told.rstrip().endswith(
-        "ready"
-    )
+    assert "preflight: 1 rank on 1 host, tp 1 × dp 1 × pp 1, gloo" in told and told.rstrip().endswith("ready")
     with pytest.raises(TrainingInputError, match="--preflight needs the ranks of a job"):
         NpuTrainingArguments(output_dir=str(tmp_path), dry_run=True, preflight=True, report_to="none")

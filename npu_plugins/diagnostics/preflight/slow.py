@@ -11,6 +11,10 @@ from npu_plugins.diagnostics.preflight.report import Finding, counted, ranks_in_
 
 FLOOR = 1e-3
 """Seconds that an exchange may take longer than others of its kind, whatever the factor."""
+CLEAR, UNCLEAR_FLOOR = 8.0, 20e-3
+"""Below so many times as long, an exchange must take so many seconds longer: where other programs fill the
+host's cores, four times as long, of a few milliseconds, was seen in each try. Larger messages show more.
+"""
 ENOUGH = 3
 """Links of one axis from which on they are compared with each other only."""
 MOST_SUSPECTS = 64
@@ -76,9 +80,7 @@ def suspects(
         ratios = [
             _ratio(timings[link].seconds, usual([o.seconds for o in others]), limits.factor),
             _ratio(timings[link].latency, usual([o.latency for o in others]), limits.factor),
-            _ratio(timings[link].seconds, limits.size / limits.least_gbps / 1e9, 1.0)
-            if limits.least_gbps
-            else 0.0,
+            _below(timings[link].seconds, limits),
         ]
         if max(ratios):
             slowness[link] = max(ratios)
@@ -178,7 +180,14 @@ def summary(timings: Mapping[Link, Timing], size: int) -> tuple[str, list[dict[s
 
 def _ratio(time: float, usual_time: float, factor: float) -> float:
     """How slow it is; 0 if it is not slow."""
-    return time / usual_time if time > factor * usual_time and time > usual_time + FLOOR else 0.0
+    floor = FLOOR if time > CLEAR * usual_time else UNCLEAR_FLOOR
+    return time / usual_time if time > factor * usual_time and time > usual_time + floor else 0.0
+
+
+def _below(time: float, limits: Limits) -> float:
+    """How far it is below the least bandwidth; 0 if it is not."""
+    most = limits.size / limits.least_gbps / 1e9 if limits.least_gbps else time
+    return time / most if time > most else 0.0
 
 
 def _told(

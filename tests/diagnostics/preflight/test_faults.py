@@ -197,7 +197,7 @@ def test_a_rank_that_is_killed(ranks: World, at: str) -> None:
 
 @pytest.mark.ranks(4, backend="gloo")
 def test_a_rank_that_does_not_come(ranks: World) -> None:
-    case = Case(LAYOUTS[0], limit=1.5, at_fault=1, otherwise=lambda flight, facts: time.sleep(4))
+    case = Case(LAYOUTS[0], limit=1.5, at_fault=1, otherwise=lambda flight, facts: time.sleep(3))
     results = ranks.run(fly, case)
     report = results[0][0]
     assert [(each.kind, each.ranks) for each in report.findings] == [("missing", (1,))]
@@ -208,7 +208,7 @@ def test_a_rank_that_does_not_come(ranks: World) -> None:
 
 @pytest.mark.ranks(4, backend="gloo")
 def test_the_first_rank_does_not_come(ranks: World) -> None:
-    case = Case(LAYOUTS[0], limit=1.0, at_fault=0, otherwise=lambda flight, facts: time.sleep(5))
+    case = Case(LAYOUTS[0], limit=1.0, at_fault=0, otherwise=lambda flight, facts: time.sleep(2))
     results = ranks.run(fly, case)
     for report, told, _ in results[1:]:
         assert [(each.kind, each.ranks) for each in report.findings] == [("lost", (0,))]

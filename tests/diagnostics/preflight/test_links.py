@@ -123,6 +123,16 @@ def test_a_busy_machine_makes_no_link_slow(config: ParallelConfig, data: st.Data
     assert findings == []
 
 
+@given(meshes, st.data())
+def test_a_few_milliseconds_on_a_busy_host_make_no_link_slow(
+    config: ParallelConfig, data: st.DataObject
+) -> None:
+    links = [link for together in all_links(Topology(config)) for link in together]
+    factors = {link: data.draw(st.floats(1, 7.5)) for link in links}
+    findings, _ = flight(config, lambda link, again: Timing(0.4e-3 * factors[link], LATENCY))
+    assert findings == []
+
+
 def test_links_between_hosts_are_not_held_against_those_within() -> None:
     config, machines = ParallelConfig(dp=8), {rank: f"host{rank // 4}" for rank in range(8)}
 
