@@ -199,7 +199,8 @@ class Watch:
         outcomes = world.outcomes(train_clean, run, str(folder), timeout=RUN_LIMIT)
         found = [alarm for outcome in outcomes if outcome.ok for alarm in outcome.value]
         bad = [outcome for outcome in outcomes if not outcome.ok]
-        if bad or found:  # what a run that broke off has left in the process is none of the next one's
+        # What a run that broke off, or ZeRO-3, has left in the process is none of the next one's.
+        if bad or found or run.stage == 3:
             self.worlds.pop(run.size).kill()
         said = f"{bad[0].text}\n{bad[0].log}" if bad else ""
         return list(dict.fromkeys(found)), f"rank {bad[0].rank} {bad[0].kind}: {said}" if bad else ""
