@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -20,16 +22,34 @@ from npu_plugins.command_line import (
 )
 from npu_plugins.errors import NpuPluginsError
 
+_INTERRUPTED, _UNREAD = 130, 141  # as shells have it: 128 + SIGINT, 128 + SIGPIPE
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status (1 with one sentence on stderr when it cannot be done)."""
+    _let_output_hold_any_character()
     options = _parser().parse_args(arguments)
     options.command_line = list(sys.argv[1:] if arguments is None else arguments)  # for ranks that repeat it
     try:
-        return options.run(options)
+        status = options.run(options)
+        sys.stdout.flush()
+        return status
     except NpuPluginsError as error:
         print(f"npu-plugins: error: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # the reader, such as `head`, has gone
+        # Python would complain when it flushes stdout at its end; its documentation advises this.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _UNREAD
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _let_output_hold_any_character() -> None:
+    """Write what the terminal's encoding has not, such as × in ASCII, as an escape instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -54,10 +54,8 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_comparison(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--steps", type=int, default=100, help="how many, from the beginning (100)")
-    parser.add_argument(
-        "--dtype", choices=("fp32", "fp16", "bf16"), default="bf16", help="that they trained in (bf16)"
-    )
+    parser.add_argument("--steps", type=int, help="how many, from the beginning (100)")
+    parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16"), help="that they trained in (bf16)")
     parser.add_argument("--tolerance", type=float, help="relative; by default the one of --dtype")
     parser.add_argument("--key", default="loss", help="of the log's entries (loss)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw both curves into a PNG file")

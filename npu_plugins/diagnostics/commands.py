@@ -67,24 +67,34 @@ def _memory(options: argparse.Namespace) -> int:
     from npu_plugins.diagnostics.records import read_records
 
     records = read_records(options.path, "memory", "--check_memory")
-    wanted = records[-1]["step"] if options.step is None else options.step
-    record = next((each for each in records if each["step"] == wanted), None)
-    if record is None:
-        steps = ", ".join(str(each["step"]) for each in records)
-        raise DiagnosticsError(f"step {wanted} was not measured; give one of {steps}")
-    ranks = [RankMemory.from_plain(each) for each in record["ranks"]]
+    try:
+        by_step = {each["step"]: each for each in reversed(records)}
+        record = records[-1] if options.step is None else by_step.get(options.step)
+        if record is None:
+            steps = ", ".join(map(str, reversed(by_step)))
+            raise DiagnosticsError(f"step {options.step} was not measured; give one of {steps}")
+        ranks = [RankMemory.from_plain(each) for each in record["ranks"]]
+        simulated = bool(record["simulated"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DiagnosticsError(
+            f"{options.path} has records that are none of --check_memory ({type(error).__name__}: {error}); "
+            "delete its folder checks and train again"
+        ) from error
     if options.json:
         print(json.dumps({**record, "imbalances": [asdict(each) for each in imbalances(ranks)]}, indent=1))
     else:
-        print(memory_report(ranks, step=record["step"], simulated=record["simulated"]))
+        print(memory_report(ranks, step=record["step"], simulated=simulated))
     return int(bool(imbalances(ranks)))
 
 
 def _loss(options: argparse.Namespace) -> int:
     from npu_plugins.diagnostics.losses import concerns_of, read_curve
 
-    if options.plot is not None or options.tolerance is not None:
-        raise DiagnosticsError("--plot and --tolerance compare two runs; give --reference RUN")
+    of_two = [
+        f"--{name}" for name in ("steps", "dtype", "tolerance", "plot") if getattr(options, name) is not None
+    ]
+    if of_two:
+        raise DiagnosticsError(f"{' and '.join(of_two)} compare two runs; give --reference RUN")
     curve = read_curve(options.path, options.key)
     concerns = concerns_of(curve)
     if options.json:
@@ -101,18 +111,25 @@ def _loss(options: argparse.Namespace) -> int:
 def compare_command(options: argparse.Namespace) -> int:
     """Compare two runs' losses; return 1 if they part."""
     from npu_plugins.diagnostics.losses import TOLERANCES, compare_losses, read_curve
+    from npu_plugins.diagnostics.losses.compare import STEPS
 
-    tolerance = TOLERANCES[options.dtype] if options.tolerance is None else options.tolerance
-    if not 0 <= tolerance < math.inf or options.steps < 1:
+    tolerance = TOLERANCES[options.dtype or "bf16"] if options.tolerance is None else options.tolerance
+    steps = STEPS if options.steps is None else options.steps
+    if not 0 <= tolerance < math.inf or steps < 1:
         raise DiagnosticsError(
-            f"--tolerance is {tolerance} and --steps {options.steps}; give 0 or more, and 1 or more"
+            f"--tolerance is {tolerance} and --steps {steps}; give 0 or more, and 1 or more"
         )
     first, second = (read_curve(path, options.key) for path in (options.first, options.second))
-    found = compare_losses(first, second, tolerance=tolerance, steps=options.steps)
+    found = compare_losses(first, second, tolerance=tolerance, steps=steps)
     if options.plot is not None:
         from npu_plugins.diagnostics.losses.plot import plot_comparison
 
-        plot_comparison(found, options.plot, (str(options.first), str(options.second)))
+        try:
+            plot_comparison(found, options.plot, (str(options.first), str(options.second)))
+        except (OSError, ValueError) as error:  # matplotlib tells an unknown ending by a ValueError
+            raise DiagnosticsError(
+                f"{options.plot} cannot be drawn ({error}); give a file that can be written, such as loss.png"
+            ) from error
     parts = found.divergence
     if options.json:
         rows: list[dict[str, Any]] = [{**asdict(row), "difference": row.difference} for row in found.rows]

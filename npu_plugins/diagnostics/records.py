@@ -45,7 +45,7 @@ def read_records(run: str | Path, kind: str, flag: str) -> list[dict[str, Any]]:
             f"{file} does not exist; train with {flag} N, and give the output_dir of that run"
         )
     found = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
             found.append(dict(json.loads(line)))
         except (ValueError, TypeError) as error:

@@ -53,3 +53,28 @@ def test_cleaning_an_empty_cache(
     monkeypatch.setenv("NPU_SIM_CACHE", str(tmp_path / "none"))
     assert main(["simulator", "clean"]) == 0
     assert capsys.readouterr().out.startswith("0 B freed")
+
+
+@pytest.mark.parametrize(("ends", "status"), [(KeyboardInterrupt, 130), (BrokenPipeError, 141)])
+def test_an_interrupt_and_a_reader_that_left_are_no_tracebacks(
+    ends: type[BaseException], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(what: object) -> int:
+        raise ends
+
+    monkeypatch.setattr("npu_plugins.diagnostics.codes.command.explain_command", raises)
+    with (tmp_path / "out").open("w") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        assert main(["explain", "EI0002"]) == status
+
+
+def test_a_character_that_the_terminal_lacks_is_written_as_an_escape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "npu_plugins.diagnostics.codes.command.explain_command", lambda options: print("tp 1 × dp 4") or 0
+    )
+    with (tmp_path / "out").open("w", encoding="ascii") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        assert main(["explain", "EI0002"]) == 0
+    assert (tmp_path / "out").read_text() == "tp 1 \\xd7 dp 4\n"

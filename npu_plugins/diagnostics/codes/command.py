@@ -34,7 +34,11 @@ def explain_command(options: argparse.Namespace) -> int:
             )
         )
     for what in unknown:
-        print(f"npu-plugins: no error code of HCCL, ACL or torch_npu is known in {what}", file=sys.stderr)
+        print(
+            f"npu-plugins: no error code of HCCL, ACL or torch_npu is known in {what!r}; give a code such as "
+            "EI0002 or 507015, or the log around the first error of each rank",
+            file=sys.stderr,
+        )
     return 1 if unknown else 0
 
 
@@ -46,7 +50,7 @@ def _text_of(what: str) -> str:
     if not path.exists():
         if "/" in what or path.suffix:
             raise DiagnosticsError(f"There is no file {what}; give a log, or a code such as EI0002 or 507015")
-        return what
+        return what.upper()  # as all codes are written
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:

@@ -41,6 +41,7 @@ from npu_plugins.diagnostics.local_ranks import (
 from npu_plugins.launchers import is_rank
 
 AXES = ("tp", "dp", "pp")
+_LONGEST_WAIT = 366 * 24 * 3600.0  # seconds; timedelta holds no endless one
 _INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 
 
@@ -51,13 +52,14 @@ def comm_perf(options: argparse.Namespace) -> int:
     if is_rank():
         return _as_rank(options, request, backend)
     here = devices_here(backend)
-    ranks = options.ngpus or here or 2
+    ranks = (here or 2) if options.ngpus is None else options.ngpus
     if here is not None and ranks > here:
         raise DiagnosticsError(
             f"{ranks} ranks (-g) over {backend} need as many devices, but {here} are here; start fewer, or "
             "use --backend gloo on the CPU"
         )
     _lines_of(options, ranks)  # refused before anything starts
+    _refuse_files(options)
     return run_local_ranks(npu_plugins_command(*options.command_line), ranks)
 
 
@@ -70,9 +72,11 @@ def request_of(options: argparse.Namespace) -> Request:
     for flag, least in (("iters", 1), ("warmup_iters", 0), ("check", 0)):
         if getattr(options, flag) < least:
             raise DiagnosticsError(f"--{flag} {getattr(options, flag)} is less than {least}; give more")
-    if options.timeout is not None and not options.timeout > 0:
-        raise DiagnosticsError(f"A wait of {options.timeout} seconds (-T) is none; give a time above 0")
-    if options.root != "all" and not options.root.isdigit():
+    if options.timeout is not None and not 0 < options.timeout <= _LONGEST_WAIT:
+        raise DiagnosticsError(
+            f"A wait of {options.timeout} seconds (-T) is none; give a time above 0, up to a year"
+        )
+    if options.root != "all" and not options.root.isdecimal():
         raise DiagnosticsError(f"Root {options.root!r} (-r) is no rank; give its number in the group, or all")
     several = [f"-{flag[0]} all" for flag in ("datatype", "root") if getattr(options, flag) == "all"]
     several += ["-o all"] if options.redop == "all" else []
@@ -139,6 +143,24 @@ def buckets_text(report: Report, options: argparse.Namespace) -> str:
     )
 
 
+def _refuse_files(options: argparse.Namespace) -> None:
+    """Refuse files that could not be written at the end of the run, when all would have been in vain.
+
+    Raises:
+        DiagnosticsError: a file's folder does not exist or may not be written into, or a file is a folder.
+    """
+    for file in (options.output_file, options.csv, options.plot, options.links):
+        if file is not None and (file.is_dir() or not os.access(file.parent, os.W_OK)):
+            raise DiagnosticsError(
+                f"{file} cannot be written: {file.parent} must be a folder that may be written into, and "
+                f"{file.name or file} no folder; give another file"
+            )
+    if options.plot is not None and options.plot.suffix not in (".png", ".svg", ".pdf"):
+        raise DiagnosticsError(
+            f"A plot {options.plot} cannot be drawn; let its name end in .png, .svg or .pdf"
+        )
+
+
 def _collectives(options: argparse.Namespace) -> list[Collective]:
     """Return those asked for; bucket sizes need three."""
     needed = ("all_reduce", "all_gather", "reduce_scatter")
@@ -179,7 +201,10 @@ def _as_rank(options: argparse.Namespace, request: Request, backend: str) -> int
 
 @contextmanager
 def _default_group(backend: str, timeout: timedelta | None) -> Iterator[None]:
-    dist.init_process_group(backend, timeout=timeout)
+    try:
+        dist.init_process_group(backend, timeout=timeout)
+    except RuntimeError as error:  # such as mpi, where torch is built without it
+        raise DiagnosticsError(f"No ranks meet over {backend} ({error}); take another --backend") from error
     try:
         yield
     finally:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from fractions import Fraction
 
 from npu_plugins.diagnostics.errors import DiagnosticsError
 
@@ -16,7 +18,7 @@ def bytes_of(text: str) -> int:
         DiagnosticsError: it says no whole number of bytes.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)B?", text.strip().upper())
-    size = float(found[1]) * _UNITS[found[2]] if found else 0.5
+    size = Fraction(found[1]) * _UNITS[found[2]] if found else Fraction(1, 2)
     if size != int(size):
         raise DiagnosticsError(f"{text!r} is no size in bytes; write it like 8, 32K, 64M or 1G")
     return int(size)
@@ -29,13 +31,13 @@ def parameters_of(text: str) -> int:
         DiagnosticsError: it says no whole number of them.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT]?)", text.strip().upper())
-    count = float(found[1]) * {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}[found[2]] if found else 0
+    count = Fraction(found[1]) * 1000 ** " KMBT".index(found[2] or " ") if found else Fraction(0)
     if count < 1:
         raise DiagnosticsError(f"{text!r} is no number of parameters; write it like 7B, 350M or 124000000")
     return round(count)
 
 
-def sizes_between(smallest: int, largest: int, *, step: int | None, factor: int | None) -> list[int]:
+def sizes_between(smallest: int, largest: int, *, step: int | None, factor: int | None) -> Sequence[int]:
     """Return the bytes from `smallest` to `largest`, each `factor` times the one before, or `step` more.
 
     Raises:
@@ -55,9 +57,9 @@ def sizes_between(smallest: int, largest: int, *, step: int | None, factor: int 
             f"Sizes do not grow by {f'factor {factor} (-f)' if factor is not None else f'{step} bytes (-i)'};"
             " give a factor from 2 or a step from 1"
         )
+    if factor is None:
+        return range(smallest, largest + 1, step or _UNITS["M"])  # of any length, in no memory
     found = [smallest]
-    while True:
-        following = found[-1] * factor if factor is not None else found[-1] + (step or _UNITS["M"])
-        if following > largest:
-            return found
-        found.append(following)
+    while found[-1] * factor <= largest:
+        found.append(found[-1] * factor)
+    return found

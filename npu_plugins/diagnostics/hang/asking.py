@@ -51,9 +51,10 @@ def ask(pids: Iterable[int]) -> list[WatchedProcess]:
         try:
             process = psutil.Process(pid)
             watched = _watched(process, process.environ())
-        except psutil.Error as error:
+        except (psutil.Error, ValueError) as error:
+            why = "it is another user's" if isinstance(error, psutil.AccessDenied) else error
             raise DiagnosticsError(
-                f"Process {pid} cannot be asked ({error}); give the pid of a rank"
+                f"Process {pid} cannot be asked ({why}); give the pid of a rank"
             ) from error
         if watched is None:
             raise DiagnosticsError(

@@ -49,8 +49,10 @@ def load(directory: Path) -> tuple[dict[int, RankDump], dict[int, Absence]]:
 def _read_dump(path: Path) -> RankDump:
     try:
         return RankDump.from_json(path.read_text(encoding="utf-8"))
-    except (DiagnosticsError, OSError, UnicodeError) as error:
+    except DiagnosticsError as error:
         raise DiagnosticsError(f"{path}: {error}") from error
+    except (OSError, UnicodeError) as error:
+        raise DiagnosticsError(f"{path} is no dump of a rank ({error}); take it out of the folder") from error
 
 
 def _read_absences(path: Path) -> dict[int, Absence]:

@@ -36,5 +36,6 @@ def plot_comparison(found: Comparison, path: Path, names: tuple[str, str]) -> Pa
     for axes in (above, below):
         axes.grid(alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    # without an ending, matplotlib would add one: another file than the one asked for
+    figure.savefig(path, dpi=120, format=None if path.suffix else "png")
     return path

@@ -61,13 +61,15 @@ def read_curve(path: str | Path, key: str = "loss") -> Curve:
     file = _file_of(Path(path))
     try:
         pairs, numbered = _pairs(file, key)
-    except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
+    except (OSError, ValueError, OverflowError, TypeError, KeyError, AttributeError, csv.Error) as error:
         raise DiagnosticsError(
-            f"{file} cannot be read as losses ({type(error).__name__}: {error})"
+            f"{file} cannot be read as losses ({type(error).__name__}: {error}); give a run's output_dir, "
+            "its trainer_state.json, JSON lines, a CSV with step and loss, or its log"
         ) from error
     found: dict[int, tuple[float, int]] = {}
     for step, value, digits in pairs:
-        found[step] = (value, digits)  # a run that went on from a checkpoint has logged some steps twice
+        if step > 0:  # steps are counted from 1; what was logged before has trained nothing
+            found[step] = (value, digits)  # a run that went on from a checkpoint has logged some steps twice
     if not found:
         raise DiagnosticsError(
             f"{file} has no {key!r}; name another entry with --key, or lower the run's logging_steps"

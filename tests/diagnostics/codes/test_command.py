@@ -27,9 +27,9 @@ def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 def test_what_holds_no_code_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "EI0002", "boredom"]) == 1
+    assert main(["explain", "ei0002", "boredom"]) == 1
     told = capsys.readouterr()
-    assert "EI0002" in told.out and "is known in boredom" in told.err
+    assert "EI0002" in told.out and "is known in 'boredom'; give" in told.err
 
 
 def test_a_missing_log_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:

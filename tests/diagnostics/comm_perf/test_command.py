@@ -30,7 +30,7 @@ def test_the_documented_line_measures_sizes_by_a_factor() -> None:
 def test_every_flag_reaches_the_request() -> None:
     words = "-b 1K -e 3K -i 1K -o max -d fp16 -r all -n 3 -w 2 -c 0 -a 3 -C 1 --op alltoall,scatter"
     request = request_of(options(*words.split()))
-    assert request.sizes == [1024, 2048, 3072]
+    assert list(request.sizes) == [1024, 2048, 3072]
     assert (request.dtypes, request.reductions, request.root, request.average) == (["half"], ["max"], None, 3)
     assert vars(request.repeats) == {"timed": 3, "warmup": 2, "checked": 0, "cpu_time": True}
     assert [each.name for each in request.collectives] == ["all_to_all", "scatter"]
@@ -55,6 +55,9 @@ def test_buckets_measure_what_they_need() -> None:
         ("-b 8x", "'8x' is no size in bytes"),
         ("-n 0", "--iters 0 is less than 1"),
         ("-c -1", "--check -1 is less than 0"),
+        ("-b 8 -e " + 400 * "9" + "x", "9x' is no size in bytes"),
+        ("-T inf", "A wait of inf seconds (-T) is none"),
+        ("-r ²", "Root '²' (-r) is no rank"),
         ("-T 0", "A wait of 0.0 seconds (-T) is none"),
         ("-r two", "Root 'two' (-r) is no rank"),
         ("--op sum", "the reduction is -o or --redop"),
@@ -76,6 +79,10 @@ def test_what_has_no_meaning_is_refused_before_a_rank_starts(words: str, told: s
         ("--backend gloo -g 4 --tp 3", "tp=3 × pp=1 does not divide 4 ranks"),
         ("--backend gloo -g 4 --tp 2 --axis pp", "--axis pp has nothing to measure"),
         ("--backend gloo --axis sp", "--axis sp has nothing to measure: the mesh of 2 ranks is tp 1 × dp 2"),
+        ("--backend gloo -g 0", "0 ranks cannot be started"),
+        ("--backend gloo --csv nowhere/rows.csv", "nowhere/rows.csv cannot be written: nowhere must be"),
+        ("--backend gloo --links .", ". cannot be written"),
+        ("--backend gloo --plot curve.foo", "let its name end in .png, .svg or .pdf"),
         ("--backend smoke", "knows no backend 'smoke'"),
     ],
 )
@@ -120,5 +127,5 @@ def test_sizes_and_counts_are_read_as_people_write_them() -> None:
     assert [parameters_of(text) for text in ("7B", "1.5m", "124000000")] == [7 * 10**9, 1500000, 124000000]
     with pytest.raises(DiagnosticsError, match="no number of parameters"):
         parameters_of("many")
-    assert sizes_between(8, 20, step=5, factor=None) == [8, 13, 18]
-    assert sizes_between(2**20, 3 * 2**20, step=None, factor=None) == [2**20, 2**21, 3 * 2**20]
+    assert list(sizes_between(8, 20, step=5, factor=None)) == [8, 13, 18]
+    assert list(sizes_between(2**20, 3 * 2**20, step=None, factor=None)) == [2**20, 2**21, 3 * 2**20]

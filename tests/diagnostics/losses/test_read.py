@@ -116,3 +116,15 @@ def test_means_over_wider_intervals() -> None:
     assert curve.at(4, 0) == (4 + 3 + 2 * 2) / 4
     assert curve.at(8, 4) == 1.0
     assert curve.at(8, 1) == (3 + 2 * 2 + 4 * 1) / 7
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", '[{"step": 1e400, "loss": 1}]', '{"log_history": 5}'])
+def test_json_that_holds_no_entries_is_refused_with_what_to_give(text: str, tmp_path: Path) -> None:
+    (tmp_path / "losses.json").write_text(text)
+    with pytest.raises(DiagnosticsError, match="cannot be read as losses .*; give a run's output_dir"):
+        read_curve(tmp_path / "losses.json")
+
+
+def test_an_entry_before_the_first_step_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "losses.json").write_text('[{"step": 0, "loss": 3}, {"step": 1, "loss": 2}]')
+    assert read_curve(tmp_path / "losses.json").steps == (1,)
