@@ -61,6 +61,7 @@ def _redirect_output(spec: WorldSpec, rank: int) -> None:
 
 
 def _set_environment(spec: WorldSpec, rank: int, port: int) -> None:
+    os.environ["NPU_PLUGINS_REPORTS"] = spec.directory  # of ranks that fail, which some tests mean to do
     os.environ.update(spec.env)
     os.environ.update(
         RANK=str(rank),

@@ -93,6 +93,7 @@ def test_the_job_ends(backend: str, tmp_path: Path) -> None:
         env = rank_environment() | dict.fromkeys(names, str(rank))
         env |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         env |= {"NPU_SIM_NODE": NODE, "HCCL_EXEC_TIMEOUT": str(TIMEOUT), "LOCAL_WORLD_SIZE": "2"}
+        env["NPU_PLUGINS_REPORTS"] = str(tmp_path)
         command = [sys.executable, "-m", "tests.pipeline.lost_rank_cases", backend, "zb-v", "0", "kill", "60"]
         with open(tmp_path / str(rank), "w") as log:
             jobs.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
