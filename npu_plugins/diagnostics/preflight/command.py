@@ -45,7 +45,7 @@ def preflight_command(options: argparse.Namespace, environ: Mapping[str, str] = 
     settings = settings_of(options, environ)
     backend = backend_of(options.device)
     if not is_rank(environ):
-        ranks = options.ranks or visible_devices(options.device)
+        ranks = visible_devices(options.device) if options.ranks is None else options.ranks
         config_of(options, ranks)  # refused here in one sentence, and not by each rank
         return run_local_ranks(npu_plugins_command(*options.command_line), ranks)
     world_size = int(environ.get("WORLD_SIZE") or 1)

@@ -109,6 +109,7 @@ def only_rank_1(arguments: list[str], port: int) -> tuple[int, str, str]:
         (["--slow-factor", "1"], "--slow-factor is 1; give a number above 1"),
         (["--min-bandwidth", "-2"], "--min-bandwidth is -2"),
         (["--bytes", "1K5"], "--bytes: '1K5' is no size of memory"),
+        (["-g", "0"], "the world size is 0; give a whole number of ranks"),
         (["-g", "3", "--tp", "2"], "tp=2 × pp=1 does not divide 3 ranks"),
         ([], "says nothing of how many ranks to start; give -g"),
     ],
