@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 
 WIDTH = 256
 """Elements of a row, as which a tensor is summed."""
+PIECE = 1 << 22
+"""Words summed at a time, a multiple of `WIDTH`: devices first make int64 of all that they sum so."""
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 """Whole numbers by their size in bytes."""
 
@@ -26,19 +28,25 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
 
     Elements are weighted by their column, and by their row, of a matrix of `WIDTH` columns. All is exact,
     modulo 2⁶⁴: weights are odd, so that any single change of any bits changes both sums, and two elements
-    that change places change at least one. Memory besides the tensor: 8 bytes for each `WIDTH` elements.
+    that change places change at least one. Memory besides a contiguous tensor: 8 bytes for each word of a
+    `PIECE` (32 MiB), whatever the tensor's size.
     """
     words = bits(tensor)
-    whole = words.numel() // WIDTH * WIDTH
-    sums = _sums(words[:whole].view(-1, WIDTH), 0)
-    return sums + _sums(words[whole:].view(1, -1), whole // WIDTH)
+    sums = torch.zeros(2, dtype=torch.int64, device=words.device)
+    for start in range(0, words.numel(), PIECE):
+        piece, row = words[start : start + PIECE], start // WIDTH
+        whole = piece.numel() // WIDTH * WIDTH
+        if whole:
+            sums += _sums(piece[:whole].view(-1, WIDTH), row)
+        if whole < piece.numel():
+            sums += _sums(piece[whole:].view(1, -1), row + whole // WIDTH)
+    return sums
 
 
-def checksums(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Return the checksums of several tensors, ``[n, 2]`` in int64 on `device`."""
-    if not tensors:
-        return torch.zeros(0, 2, dtype=torch.int64, device=device)
-    return torch.stack([checksum(tensor).to(device) for tensor in tensors])
+def checksums(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Return the checksums of several tensors, ``[n, 2]`` in int64 on `device`; one is held at a time."""
+    sums = [checksum(tensor).to(device) for tensor in tensors]
+    return torch.stack(sums) if sums else torch.zeros(0, 2, dtype=torch.int64, device=device)
 
 
 def _sums(matrix: torch.Tensor, first_row: int) -> torch.Tensor:

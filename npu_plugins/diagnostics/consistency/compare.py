@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -56,22 +56,24 @@ def compare(copies: Copies) -> Difference | None:
     heads = _gathered(torch.tensor([digest, len(listed)], device=copies.device), copies)
     if len({tuple(head) for head in heads.tolist()}) > 1:
         return _other_tensors(listed, copies)
-    table = _gathered(checksums([each.tensor for each in copies.tensors], copies.device), copies).tolist()
-    # By tensor, the checksum on each rank.
-    columns = [[tuple(rank[place]) for rank in table] for place in range(len(listed))]
-    suspects = [place for place, column in enumerate(columns) if len(set(column)) > 1]
-    if not suspects:
+    if not listed:
         return None
-    found = [
-        copies.tensors[place]._replace(tensor=_one_nan(copies.tensors[place].tensor)) for place in suspects
-    ]
-    table = _gathered(checksums([each.tensor for each in found], copies.device), copies).tolist()
-    columns = [[tuple(rank[place]) for rank in table] for place in range(len(found))]
-    differing = [place for place, column in enumerate(columns) if len(set(column)) > 1]
+    tensors = [each.tensor for each in copies.tensors]
+    suspects = _differing(tensors, copies)
+    # Made one by one: where all differ, copies of them without their nans' bits would fill the device.
+    differing = _differing((_one_nan(tensors[place]) for place in suspects), copies) if suspects else {}
     if not differing:
         return None
-    first = differing[0]
-    return _looked_at(copies, found[first], columns[first], len(differing) - 1)
+    first, column = next(iter(differing.items()))
+    named = copies.tensors[list(suspects)[first]]
+    return _looked_at(copies, named._replace(tensor=_one_nan(named.tensor)), column, len(differing) - 1)
+
+
+def _differing(tensors: Iterable[torch.Tensor], copies: Copies) -> dict[int, list[Any]]:
+    """Return, by its place among `tensors`, each tensor's checksums on the ranks, where they differ."""
+    table = _gathered(checksums(tensors, copies.device), copies).tolist()
+    columns = [[tuple(sums) for sums in column] for column in zip(*table, strict=True)]
+    return {place: column for place, column in enumerate(columns) if len(set(column)) > 1}
 
 
 def _one_nan(tensor: torch.Tensor) -> torch.Tensor:

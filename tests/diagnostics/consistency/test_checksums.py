@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npu_plugins.diagnostics.consistency import checksum
-from npu_plugins.diagnostics.consistency.checksums import WIDTH, WORDS, bits
+from npu_plugins.diagnostics.consistency.checksums import PIECE, WIDTH, WORDS, bits
 
 DTYPES = (
     torch.float32,
@@ -46,6 +46,15 @@ def by_formula(words: list[int]) -> list[int]:
 def test_sums_are_those_of_the_formula(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = random_tensor(dtype, shape)
     assert checksum(tensor).tolist() == by_formula(bits(tensor).tolist())
+
+
+@pytest.mark.parametrize("more", [0, WIDTH + 3], ids=str)
+def test_tensors_that_are_summed_in_pieces(more: int) -> None:
+    tensor = random_tensor(torch.int16, (PIECE + more,))
+    words = tensor.numpy().astype(np.int64)
+    place = np.arange(len(words))
+    wanted = [int((words * (2 * weight + 1)).sum()) for weight in (place % WIDTH, place // WIDTH)]
+    assert checksum(tensor).tolist() == wanted
 
 
 @given(st.sampled_from(DTYPES[:-1]), st.integers(1, 700), st.data())

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from npu_plugins.diagnostics.consistency import Copies, Difference, compare
+from npu_plugins.diagnostics.consistency import Copies, Difference, checksum, compare
+from npu_plugins.diagnostics.consistency.checksums import PIECE
 from npu_plugins.diagnostics.consistency.compare import Named
 from tests.accelerator.conftest import KeptWorld
 from tests.harness.npu import why_no_npu
@@ -137,6 +138,16 @@ def test_nans_are_the_same_whatever_their_bits(four: tuple[KeptWorld, str]) -> N
         assert (other.odd, other.elements[2].index, other.elements[2].count) == ((2,), (1, 1), 1)
 
 
+def none(device: str) -> Difference | None:
+    """On a rank: no rank has anything, as on a stage whose parameters are frozen."""
+    return compare(Copies("dp", None, (0, 1, 2, 3), copies(device).device, []))
+
+
+def test_nothing_is_the_same_everywhere(four: tuple[KeptWorld, str]) -> None:
+    world, device = four
+    assert world.run(none, device) == [None] * 4
+
+
 def other_tensors(device: str) -> list[Difference | None]:
     """On a rank: one rank lacks a tensor, has another shape or dtype, or has them in another order."""
     found = []
@@ -163,3 +174,31 @@ def test_what_only_some_ranks_have_is_named(four: tuple[KeptWorld, str]) -> None
     assert "rank 1 has [2, 4] of bfloat16" in str(shape)
     assert "rank 2 has [3, 4] of float32" in str(dtype)
     assert "different orders" in str(order)
+
+
+def taken(work: Callable[[], Any]) -> int:
+    """Return the bytes that a piece of work takes of the NPU at its peak."""
+    torch.npu.reset_peak_memory_stats()
+    before = torch.npu.memory_allocated()
+    work()
+    return torch.npu.max_memory_allocated() - before
+
+
+def memory(count: int) -> tuple[int, int]:
+    """On a rank: what one large tensor takes to be summed, and many to be compared that all differ."""
+    large = torch.ones(2 * PIECE, dtype=torch.bfloat16, device="npu")
+    mine = [torch.full((PIECE // 8,), float(dist.get_rank()), device="npu") for _ in range(count)]
+    named = [Named("gradient", str(place), tensor) for place, tensor in enumerate(mine)]
+    found = Copies("dp", None, (0, 1, 2, 3), torch.device("npu"), named)
+    return taken(lambda: checksum(large).tolist()), taken(lambda: compare(found))
+
+
+def test_a_device_that_is_nearly_full_has_room_for_it(four: tuple[KeptWorld, str]) -> None:
+    """Where other seeds let all tensors differ, no copies are made of all of them."""
+    world, device = four
+    if device == "cpu":
+        pytest.skip("the host's memory is not counted by tensors")
+    piece, count = 8 * PIECE, 16
+    for summed, compared in world.run(memory, count):
+        assert summed < 1.1 * piece
+        assert compared < count * (PIECE // 8) * 4
