@@ -22,6 +22,8 @@ from npu_plugins.diagnostics.hang.liveness import Process
 from npu_plugins.diagnostics.hang.store import OwnStore, StoreGoneError
 
 REPORT = "report.txt"
+TOGETHER_SECONDS = 5.0
+"""For so long a rank that may end waits until the others know as well, as the store may end with it."""
 _PREFIX = "npu_plugins.hang"
 
 
@@ -115,9 +117,17 @@ class Board:
         """Say that this rank ends with an exception of some kind."""
         self.store.add(f"failed with {kind}", 1)
 
-    def all_failed_alike(self, kind: str, world_size: int) -> bool:
-        """Return whether every rank ends with an exception of that kind."""
-        return self.store.add(f"failed with {kind}", 0) == world_size
+    def all_fail_alike(self, kind: str, world_size: int) -> bool:
+        """Return whether every rank ends with an exception of that kind, once all of them know (once asked)."""
+        if self.store.add(f"failed with {kind}", 0) != world_size:
+            return False
+        deadline = time.monotonic() + TOGETHER_SECONDS
+        with suppress(StoreGoneError):  # its holder has seen that all know
+            know = self.store.add(f"know of {kind}", 1)
+            while know < world_size and time.monotonic() < deadline:
+                time.sleep(0.02)
+                know = self.store.add(f"know of {kind}", 0)
+        return True
 
     def sound(self, alarm: Alarm) -> Alarm:
         """Tell all ranks; returns the alarm that stands, which is another rank's if that was first."""

@@ -126,6 +126,9 @@ class HangWatch(threading.Thread):
                 self.answered.set()
             return
         now = time.monotonic()
+        if self._failure is not None and self._all_fail_alike(session, self._failure, now):
+            self.answered.set()
+            return
         alarm = session.roll.notice(ready, now)
         alarm = session.standing_alarm() or alarm
         if alarm is None and self._failure is not None:
@@ -144,19 +147,26 @@ class HangWatch(threading.Thread):
             return session.alarm("timeout", f"rank {session.who.rank} has waited for {waited:.0f} s")
         return session.roll.needed_and_gone(self._clock.waits, now)
 
-    def _tell_failure(self, session: Session, failure: Failure, now: float) -> Alarm | None:
-        """Return an alarm unless all ranks raise such an exception within `QUIET_SECONDS`."""
+    def _all_fail_alike(self, session: Session, failure: Failure, now: float) -> bool:
+        """Tell the others of the failure; return whether every rank has such an exception.
+
+        Asked before anything else: the others end then, which else would look like a loss.
+        """
         with suppress(StoreGoneError):
             if self._told_failure is None:
                 self._told_failure = now
                 session.board.fail(failure.kind)
-            hurry = aborts_soon(failure)
-            if not hurry and session.board.all_failed_alike(failure.kind, session.who.world_size):
-                self.answered.set()
-                return None
+            if aborts_soon(failure) or session.standing_alarm() is not None:
+                return False
+            return session.board.all_fail_alike(failure.kind, session.who.world_size)
+        return False
+
+    def _tell_failure(self, session: Session, failure: Failure, now: float) -> Alarm | None:
+        """Return an alarm unless the others may still raise such an exception within `QUIET_SECONDS`."""
+        with suppress(StoreGoneError):
             # With HCCL a rank whose partner has gone is aborted by torch_npu within half a second.
-            alone = session.roll.gone or session.board.anyone_left()
-            if not hurry and not alone and now - self._told_failure < QUIET_SECONDS:
+            alone = aborts_soon(failure) or session.roll.gone or session.board.anyone_left()
+            if not alone and now - (self._told_failure or now) < QUIET_SECONDS:
                 return None
         first = failure.message.partition("\n")[0][:200]
         return session.alarm("exception", f"rank {session.who.rank} raised {failure.kind}: {first}")
