@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
@@ -72,7 +73,12 @@ class HcclBackend(TorchBackend):
         return collectives.all_reduce(tensor, self._reduce_op(op), group, async_op)
 
     def inference_all_reduce(self, tensor: Any, op: Any, group: Any = None) -> Any:
-        """See `collectives.all_reduce`; DeepSpeed's own has a way through the host's memory beside it."""
+        """See `collectives.all_reduce`; DeepSpeed's own has a way through the host's memory beside it.
+
+        As in DeepSpeed, one rank alone gets its tensor back at once.
+        """
+        if dist.get_world_size(group) <= 1:
+            return tensor
         return collectives.all_reduce(tensor, self._reduce_op(op), group)
 
     def all_reduce_coalesced(
@@ -200,22 +206,31 @@ class HcclBackend(TorchBackend):
         return collectives.scatter(tensor, scatter_list, src, group, async_op)
 
     def new_group(
-        self, ranks: Sequence[int], options: GroupOptions | None = None, description: str | None = None
+        self,
+        ranks: Sequence[int] | None,
+        options: GroupOptions | None = None,
+        description: str | None = None,
     ) -> Any:
         """Make a group; every rank of the world must call this, in one order.
 
         Args:
-            ranks: global ranks.
+            ranks: global ranks; None: all, as in torch.
             options: how the group is made; by default `group_options`. Its timeout is by default that of the
                 default group, and not torch's.
             description: what the group is for; by default the name of the function that asks for it.
         """
         options = self.group_options if options is None else options
-        # The frame above this one is deepspeed.comm's own new_group, which all of DeepSpeed calls.
-        asker = sys._getframe(2).f_code.co_name if description is None else description
+        ranks = range(dist.get_world_size()) if ranks is None else ranks
+        asker = _asker(sys._getframe(1)) if description is None else description
         kinds = device_types(None)
         device = torch.device(next((kind for kind in kinds if kind != "cpu"), kinds[0]))
         return new_group(tuple(ranks), None, options, asker.strip("_"), inherited_timeout(device))
+
+
+def _asker(frame: FrameType) -> str:
+    """The function that asks for a group: that of a frame, or above deepspeed.comm's own new_group."""
+    above = frame.f_back if frame.f_code.co_name == "new_group" else None
+    return (above or frame).f_code.co_name
 
 
 def _off(name: str) -> bool:

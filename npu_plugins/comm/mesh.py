@@ -28,7 +28,7 @@ from npu_plugins.comm.groups import (
     wait_until_made,
 )
 from npu_plugins.comm.mpu import MegatronGetters
-from npu_plugins.comm.topology import Coordinate, Topology
+from npu_plugins.comm.topology import ALL_AXES, Coordinate, Topology
 
 
 class ProcessMesh(MegatronGetters):
@@ -104,7 +104,8 @@ class ProcessMesh(MegatronGetters):
             "op_expansion_mode": op_expansion_mode,
         }
         options = GroupOptions.by_axis(backend, timeout=timeout, **of_hccl)
-        asked = "".join(f", {name} {value}" for name, value in of_hccl.items() if value is not None)
+        # Ranks whose timeouts differ by axis would make other numbers of groups, and wait for ever.
+        asked = "".join(_told(name, value) for name, value in {"timeout": timeout, **of_hccl}.items())
         check_ranks_agree(f"{_degrees(config)} over {backend}{asked}")
         check_timeouts_agree(os.environ)
         groups = make_groups(topology, dist.get_rank(), backend, options, inherited_timeout(device))
@@ -171,6 +172,13 @@ def _forget_in_deepspeed(mesh: ProcessMesh) -> None:
     kept = getattr(groups, "mpu", None)
     if kept is not None and mesh in (kept, getattr(kept, "mesh", None)):
         groups.mpu = None
+
+
+def _told(name: str, value: Any) -> str:
+    """An option in words that are the same on two ranks if it is."""
+    if isinstance(value, Mapping):
+        value = ", ".join(f"{value[axis]} for {axis}" for axis in ALL_AXES if axis in value)
+    return "" if value is None else f", {name} {value}"
 
 
 def _degrees(config: ParallelConfig) -> str:

@@ -176,6 +176,14 @@ def test_groups_that_deepspeed_makes(ranks_of_deepspeed: KeptWorld) -> None:
             assert ones.tolist() == [2.0, 2.0]
         backend.group_options = GroupOptions()
 
+        def _experts() -> Any:
+            return backend.new_group(None)
+
+        of_all = _experts()
+        assert of_all.group_desc == "experts" and of_all.size() == 2, "asked directly, and for all ranks"
+        alone = [comm.new_group([rank]) for rank in range(2)][dist.get_rank()]
+        assert comm.inference_all_reduce(ones, group=alone) is ones
+
     ranks_of_deepspeed.run(groups)
 
 

@@ -174,6 +174,11 @@ def test_ranks_that_ask_for_different_meshes_are_told() -> None:
     with pytest.raises(CommError, match=sentence):
         ProcessMesh.create(right if here == 0 else wrong)
     assert ProcessMesh.create(right).size("tp") == 2, "the next one is looked at afresh"
+    short, long = timedelta(seconds=40), timedelta(seconds=50)
+    own = {"dp": long} if here == 2 else {"tp": short, "dp": long} if here else {"dp": long, "tp": short}
+    sentence = "^Rank 2 asks for .*gloo, timeout 0:00:50 for dp, but most .*0:00:40 for tp, 0:00:50 for dp;"
+    with pytest.raises(CommError, match=sentence):
+        ProcessMesh.create(right, timeout=own)
 
 
 @on_ranks(1, backend=None)

@@ -92,13 +92,14 @@ def _each(
 ) -> Pending | None:
     """Do all of them: those that the backend does by itself, and of one dtype, in one call of it."""
     works: list[Any] = []
+    member = dist.get_rank(group) >= 0  # torch warns others, call by call
     for alike in _alike(item for item, by_itself in zip(items, native, strict=True) if by_itself):
-        if len(alike) > 1 and backend_for(_first(alike[0]), group) in TOGETHER:
+        if len(alike) > 1 and member and backend_for(_first(alike[0]), group) in TOGETHER:
             # DeepSpeed uses torch's manager too; torch 2.13 has no public one.
             with dist.distributed_c10d._coalescing_manager(group, async_ops=True) as manager:
                 for item in alike:
                     call(item, False)
-            works.append(_Together(manager))
+            works += manager.works
         else:
             works += [call(item, True) for item in alike]
     works += [call(item, True) for item, by_itself in zip(items, native, strict=True) if not by_itself]
@@ -123,16 +124,3 @@ def _pairs(
     if len(outputs) != len(inputs):
         raise CommError(f"{len(inputs)} inputs need as many outputs, and {len(outputs)} were given")
     return list(zip(outputs, inputs, strict=True))
-
-
-class _Together:
-    """The handles of one coalescing manager, which has no is_completed of its own."""
-
-    def __init__(self, manager: Any) -> None:
-        self.manager = manager
-
-    def wait(self) -> None:
-        self.manager.wait()
-
-    def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self.manager.works)

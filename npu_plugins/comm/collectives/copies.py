@@ -39,7 +39,8 @@ def all_gather_into_tensor(
     """Gather the ranks' tensors one after the other into `output`, of ranks × the elements of `input`."""
     # torch 2.13 renamed it; this package serves torch 2.1 and later.
     call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return call(_moved(output, group), _moved(input, group), group=group, async_op=async_op)
+    output, input = _all_moved((output, input), group)
+    return call(output, input, group=group, async_op=async_op)
 
 
 def all_gather(
@@ -49,8 +50,8 @@ def all_gather(
     async_op: bool = False,
 ) -> Any:
     """Gather the ranks' tensors into a list of tensors."""
-    places = [_moved(each, group) for each in tensor_list]
-    return dist.all_gather(places, _moved(tensor, group), group=group, async_op=async_op)
+    sent, *places = _all_moved((tensor, *tensor_list), group)
+    return dist.all_gather(places, sent, group=group, async_op=async_op)
 
 
 def all_to_all_single(
@@ -62,13 +63,9 @@ def all_to_all_single(
     async_op: bool = False,
 ) -> Any:
     """Send part i of `input` to rank i of the group, and get its part for this rank as part i of `output`."""
+    output, input = _all_moved((output, input), group)
     return dist.all_to_all_single(
-        _moved(output, group),
-        _moved(input, group),
-        output_split_sizes,
-        input_split_sizes,
-        group=group,
-        async_op=async_op,
+        output, input, output_split_sizes, input_split_sizes, group=group, async_op=async_op
     )
 
 
@@ -79,9 +76,9 @@ def all_to_all(
     async_op: bool = False,
 ) -> Any:
     """Send tensor i of the inputs to rank i of the group, and get its tensor for this rank into output i."""
-    places = [_moved(each, group) for each in output_tensor_list]
-    sent = [_moved(each, group) for each in input_tensor_list]
-    return dist.all_to_all(places, sent, group=group, async_op=async_op)
+    count = len(output_tensor_list)
+    moved = _all_moved((*output_tensor_list, *input_tensor_list), group)
+    return dist.all_to_all(moved[:count], moved[count:], group=group, async_op=async_op)
 
 
 def scatter(
@@ -92,8 +89,10 @@ def scatter(
     async_op: bool = False,
 ) -> Any:
     """Give each rank of the group one tensor of global rank `src`'s list."""
-    sent = None if scatter_list is None else [_moved(each, group) for each in scatter_list]
-    return dist.scatter(_moved(tensor, group), sent, src=src, group=group, async_op=async_op)
+    place, *sent = _all_moved((tensor, *(scatter_list or [])), group)
+    return dist.scatter(
+        place, None if scatter_list is None else sent, src=src, group=group, async_op=async_op
+    )
 
 
 def gather(
@@ -108,17 +107,21 @@ def gather(
     torch_npu 2.13 has no gather for HCCL; there each rank sends its tensor to `dst`, which receives them all
     together.
     """
-    places = None if gather_list is None else [_moved(each, group) for each in gather_list]
-    sent = _moved(tensor, group)
-    if backend_for(tensor, group) != "hccl" or dist.get_rank(group) < 0:
-        return dist.gather(sent, places, dst=dst, group=group, async_op=async_op)
+    sent, *places = _all_moved((tensor, *(gather_list or [])), group)
+    if dist.get_rank(group) < 0 or backend_for(tensor, group) != "hccl":
+        listed = None if gather_list is None else places
+        return dist.gather(sent, listed, dst=dst, group=group, async_op=async_op)
     here, ranks = dist.get_rank(), dist.get_process_group_ranks(group)
+    # What torch refuses is refused in its words, so that callers meet one error on every backend.
     if here != dst:
+        if places:
+            raise ValueError("Argument ``gather_list`` must NOT be specified on non-destination ranks.")
         works = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, dst, group)])
         return settle(works, lambda: None, async_op)
-    if places is None or len(places) != len(ranks):
-        # As torch says it, so that callers meet one error on every backend.
+    if len(places) != len(ranks):
         raise ValueError("Argument ``gather_list`` must be specified on destination rank.")
+    if any(place.dtype != sent.dtype for place in places):
+        raise ValueError("Invalid usage of tensors with different dtypes")
     others = [rank for rank in ranks if rank != here]
     receives = [dist.P2POp(dist.irecv, places[ranks.index(rank)], rank, group) for rank in others]
     works = dist.batch_isend_irecv(receives) if receives else []
@@ -160,7 +163,19 @@ def batch_isend_irecv(operations: Sequence[dist.P2POp]) -> list[Any]:
 
 
 def _moved(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-    return tensor if tensor.dtype in COMMON else carrier(tensor, backend_for(tensor, group))
+    return _all_moved([tensor], group)[0]
+
+
+def _all_moved(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> list[torch.Tensor]:
+    """The tensors of one collective, as its backend copies them.
+
+    Tensors of several dtypes stay as they are, for torch to refuse: seen as the same whole numbers, bits of
+    the one would arrive as the other. So do those of a rank outside of the group, which torch warns of.
+    """
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1 or dtypes <= COMMON or dist.get_rank(group) < 0:
+        return list(tensors)
+    return [carrier(tensor, backend_for(tensor, group)) for tensor in tensors]
 
 
 def _copy(place: torch.Tensor, tensor: torch.Tensor) -> None:

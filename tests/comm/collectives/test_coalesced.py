@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ def mine(index: int, count: int, device: str) -> torch.Tensor:
 def finished(handle: Any, later: bool) -> None:
     assert (handle is not None) == later
     if later:
-        handle.wait()
+        handle.wait(timedelta(seconds=60))
 
 
 def differences(device: str, later: bool) -> list[str]:

@@ -125,6 +125,39 @@ def test_messages_in_a_ring(three_ranks: KeptWorld) -> None:
     assert three_ranks.run(ring) == [True] * 3
 
 
+def outside(group: Any) -> None:
+    """On a rank outside of a group: torch's warning, whatever the dtype, and nothing else."""
+    for dtype in (torch.float32, torch.bool):
+        tensor = torch.zeros(2, dtype=dtype, device="npu")
+        for name, arguments in (
+            ("broadcast", (tensor, 1)),
+            ("all_gather", ([tensor, tensor], tensor)),
+            ("gather", (tensor, None, 1)),
+            ("all_reduce_coalesced", ([tensor, tensor],)),
+        ):
+            with pytest.warns(UserWarning, match="does not belong to the given group"):
+                assert getattr(collectives, name)(*arguments, group=group) is None
+
+
+@pytest.mark.parametrize("device", ["npu", "cpu"])
+def test_tensors_of_two_dtypes_are_refused(three_ranks: KeptWorld, device: str) -> None:
+    """They are of one size, so that as carriers of bits they would pass."""
+
+    def refused() -> None:
+        sent = torch.ones(3, dtype=torch.float64, device=device)
+        whole, same_size = (torch.zeros(count, dtype=torch.int64, device=device) for count in (9, 3))
+        for call in (
+            lambda: collectives.all_gather_into_tensor(whole, sent),
+            lambda: collectives.all_gather(list(whole.view(3, 3)), sent),
+            lambda: collectives.all_to_all_single(same_size, sent),
+        ):
+            with pytest.raises((ValueError, RuntimeError), match="type"):
+                call()
+        assert not whole.any() and not same_size.any()
+
+    three_ranks.run(refused)
+
+
 def test_gather_of_some_ranks(three_ranks: KeptWorld) -> None:
     """The group's ranks are not the world's; the others get torch's own refusals."""
 
@@ -132,12 +165,19 @@ def test_gather_of_some_ranks(three_ranks: KeptWorld) -> None:
         group = dist.new_group([1, 2])
         here = dist.get_rank()
         if here == 0:
+            outside(group)
             return []
         places = [torch.zeros(1, device="npu") for _ in range(2)] if here == 2 else None
         collectives.gather(torch.full((1,), float(here), device="npu"), places, dst=2, group=group)
         if here == 2:
             with pytest.raises(ValueError, match="gather_list"):
                 collectives.gather(torch.zeros(1, device="npu"), None, dst=2, group=group)
+            with pytest.raises(ValueError, match="different dtypes"):
+                collectives.gather(torch.zeros(1, device="npu").int(), places, dst=2, group=group)
+        else:
+            with pytest.raises(ValueError, match="NOT be specified on non-destination ranks"):
+                sent = torch.zeros(1, device="npu")
+                collectives.gather(sent, [sent, sent], dst=2, group=group)
         return [float(place) for place in places or []]
 
     assert three_ranks.run(gathered) == [[], [], [1.0, 2.0]]
