@@ -27,6 +27,9 @@ from npu_plugins.diagnostics.nonfinite.judge import (
     first_bad,
 )
 
+PIECE = 1 << 22
+"""Elements that are counted at a time: devices make up to 9 bytes of each."""
+
 
 class _Look(NamedTuple):
     """A tensor that was looked at; how many of its values are not finite the device knows."""
@@ -211,7 +214,7 @@ class NonFiniteFinder:
             return
         with torch.no_grad():
             seen = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-            counts = torch.stack([seen.isnan().sum(), seen.isinf().sum(), seen.isneginf().sum()])
+            counts = _counts(seen)
         self._looks.append(_Look(kind, name, counts, tensor.numel(), output))
 
 
@@ -231,6 +234,15 @@ def gather_events(mine: RankEvents, device: torch.device) -> list[RankEvents]:
     everyone: list[RankEvents] = [mine] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     return everyone
+
+
+def _counts(seen: torch.Tensor) -> torch.Tensor:
+    """Return how many nans, infinities and negative infinities there are, ``[3]``, without waiting for it."""
+    pieces = [
+        torch.stack([piece.isnan().sum(), piece.isinf().sum(), piece.isneginf().sum()])
+        for piece in seen.reshape(-1).split(PIECE)
+    ]
+    return pieces[0] if len(pieces) == 1 else torch.stack(pieces).sum(0)
 
 
 def _event(look: _Look, order: int, counts: Sequence[int], consumers: tuple[str, ...]) -> Event:

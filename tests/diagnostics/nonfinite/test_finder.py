@@ -11,6 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from npu_plugins.diagnostics.nonfinite import NonFiniteError, NonFiniteFinder
+from npu_plugins.diagnostics.nonfinite.finder import PIECE
+from tests.harness.fixtures import on_ranks
 
 NAN = float("nan")
 
@@ -135,6 +137,22 @@ def test_the_input_of_the_data_is_named() -> None:
     with NonFiniteFinder(model) as finder:
         step(model, bad)
         assert "in the input of the model: 0 nan and 1 infinite of 48 values" in str(finder.end_step())
+
+
+@on_ranks(1)
+def test_large_tensors_are_counted_in_pieces() -> None:
+    """So that a device has room for it; logits have 10^9 values."""
+    model = nn.Identity()
+    values = torch.zeros(4, PIECE + 1, dtype=torch.bfloat16)
+    values[0, 0], values[1, 5], values[3, 1:4] = torch.inf, -torch.inf, NAN
+    values = values.to("npu")
+    with NonFiniteFinder(model, names={}) as finder:
+        torch.npu.reset_peak_memory_stats()
+        before = torch.npu.memory_allocated()
+        model(values)
+        assert torch.npu.max_memory_allocated() - before < 10 * PIECE
+        found = finder._events(scaled=False).events
+    assert [(each.kind, each.nans, each.infinities) for each in found] == [("input", 3, 2), ("output", 3, 2)]
 
 
 def test_a_loss_outside_the_model_is_named() -> None:
