@@ -9,7 +9,9 @@ the simulated libraries must be in the process before it.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -108,20 +110,27 @@ def _npu_around_torch() -> Iterator[None]:
 
 
 def around_torch_npu(module: ModuleType) -> Iterator[None]:
-    """Load the simulated CANN before torch_npu and its kernels after, or say what a real one lacks."""
+    """Load the simulated CANN before torch_npu and its kernels after, or say what a real one lacks.
+
+    While it is imported, what Python prints goes to stderr: torch_npu 2.13 prints "Warning: ASCEND_HOME_PATH
+    environment variable is not set." to stdout (_init/registry/registry_manager.py, line 64), into the JSON
+    of any command or script that imports it.
+    """
     from npu_plugins.availability import check_pair, refuse_without_cann
     from npu_plugins.simulator.settings import simulator_requested
 
     if simulator_requested():
         _load_simulator()
-        yield
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
         from npu_plugins.simulator.loader import load_kernels
 
         load_kernels()
     else:
         refuse_without_cann()
         check_pair()
-        yield
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
     if not _is_one_of_several():  # of several ranks, the report explains the codes, once for all
         from npu_plugins.diagnostics.codes.uncaught import explain_uncaught
 

@@ -6,10 +6,13 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from npu_plugins import import_hooks
 from npu_plugins.errors import NpuPluginsError, SimulatorError, sentence_of
+from npu_plugins.simulator import loader
 from tests.packaging.interpreter import run_python, said_by_us
 
 
@@ -63,3 +66,24 @@ def test_the_sentence_is_found_under_the_errors_that_wrap_it() -> None:
     assert sentence_of(wrapped) == "Say this."
     assert sentence_of(NpuPluginsError("Or this.")) == "Or this."
     assert sentence_of(RuntimeError("not ours")) is None
+
+
+def test_what_torch_npu_prints_at_its_import_is_not_the_programs_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NPU_SIM", "2")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(import_hooks, "_load_simulator", lambda: None)
+    monkeypatch.setattr(loader, "load_kernels", lambda: None)
+    steps = import_hooks.around_torch_npu(ModuleType("torch_npu"))
+    next(steps)
+    print("Warning: ASCEND_HOME_PATH environment variable is not set.")
+    next(steps, None)
+    print("{}")
+    steps = import_hooks.around_torch_npu(ModuleType("torch_npu"))
+    next(steps)
+    steps.close()  # as where the import fails
+    print("[]")
+    out, err = capsys.readouterr()
+    assert (out, err) == ("{}\n[]\n", "Warning: ASCEND_HOME_PATH environment variable is not set.\n")
