@@ -23,7 +23,7 @@ from npu_plugins.comm import ProcessMesh
 from npu_plugins.comm.devices import device_for
 from npu_plugins.comm.timeouts import setting
 from npu_plugins.diagnostics.errors import DiagnosticsError
-from npu_plugins.diagnostics.local_ranks import npu_plugins_command, run_local_ranks
+from npu_plugins.diagnostics.local_ranks import devices_here, npu_plugins_command, run_local_ranks
 from npu_plugins.diagnostics.preflight.board import StoreLostError, open_store
 from npu_plugins.diagnostics.preflight.compare import Fact, facts_of
 from npu_plugins.diagnostics.preflight.facts import device_facts, environment_facts, version_facts
@@ -46,6 +46,7 @@ def preflight_command(options: argparse.Namespace, environ: Mapping[str, str] = 
     backend = backend_of(options.device)
     if not is_rank(environ):
         ranks = visible_devices(options.device) if options.ranks is None else options.ranks
+        refuse_without_devices(ranks, backend)
         config_of(options, ranks)  # refused here in one sentence, and not by each rank
         return run_local_ranks(npu_plugins_command(*options.command_line), ranks)
     world_size = int(environ.get("WORLD_SIZE") or 1)
@@ -199,6 +200,20 @@ def visible_devices(kind: str | None) -> int:
     if kind == "cpu":
         raise DiagnosticsError("--device cpu says nothing of how many ranks to start; give -g, as in -g 2")
     return torch.accelerator.device_count()
+
+
+def refuse_without_devices(ranks: int, backend: str) -> None:
+    """Let each rank have a device of its own.
+
+    Raises:
+        DiagnosticsError: there are fewer devices here than ranks.
+    """
+    here = devices_here(backend)
+    if here is not None and ranks > here:
+        raise DiagnosticsError(
+            f"{ranks} ranks (-g) over {backend} need as many devices, but {here} are here; start fewer, or "
+            "use --device cpu"
+        )
 
 
 def teller(as_json: bool) -> Callable[[Report], None]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from npu_plugins.cli import main
+from npu_plugins.diagnostics.preflight import command
 from tests.harness import World
 
 OPTIONS = ["preflight", "--timeout", "60", "--bytes", "256K"]
@@ -120,6 +121,18 @@ def test_what_it_refuses(
     monkeypatch.delenv("RANK", raising=False)
     assert main(["preflight", "--device", "cpu", *arguments]) == 1
     assert words in capsys.readouterr().err
+
+
+def test_more_ranks_than_devices_are_refused_before_one_starts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(command, "backend_of", lambda kind: "hccl")
+    monkeypatch.setattr(command, "devices_here", lambda backend: 2)
+    monkeypatch.setattr(command, "run_local_ranks", lambda words, ranks: 0)
+    assert main(["preflight", "-g", "2"]) == 0
+    assert main(["preflight", "-g", "99"]) == 1
+    assert "99 ranks (-g) over hccl need as many devices, but 2 are here" in capsys.readouterr().err
 
 
 def test_an_unknown_device_and_another_number_of_ranks(
