@@ -28,9 +28,9 @@ _INTERRUPTED, _UNREAD = 130, 141  # as shells have it: 128 + SIGINT, 128 + SIGPI
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status (1 with one sentence on stderr when it cannot be done)."""
     _let_output_hold_any_character()
-    options = _parser().parse_args(arguments)
-    options.command_line = list(sys.argv[1:] if arguments is None else arguments)  # for ranks that repeat it
     try:
+        options = _parser().parse_args(arguments)
+        options.command_line = list(sys.argv[1:] if arguments is None else arguments)  # ranks repeat it
         status = options.run(options)
         sys.stdout.flush()
         return status

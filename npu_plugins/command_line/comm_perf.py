@@ -7,22 +7,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# nccl-tests' flags that have no meaning here: names, the value that asks for nothing, why
+_LEAVE_OUT = "leave it out"
+# nccl-tests' flags that have no meaning here: names, the value that asks for nothing, why, the mend
 _NOT_HERE = (
-    (("-t", "--nthreads"), "1", "each rank is a process with one device: start more ranks with -g"),
-    (("-m", "--agg_iters"), "1", "torch has no such grouping for all collectives"),
-    (("-N", "--run_cycles"), "1", "run the command again"),
-    (("-I", "--per_iter_timing"), "0", "only means are told"),
-    (("-K", "--per_iter_skip"), "0", "only means are told; -w keeps the first iterations out"),
-    (("-p", "--parallel_init"), "0", "ranks are processes, which start side by side"),
-    (("-z", "--blocking"), "0", "collectives follow each other on the device"),
-    (("-G", "--cudagraph"), "0", "collectives are not captured into graphs"),
-    (("-R", "--local_register"), "0", "torch.distributed registers no buffers"),
-    (("-D", "--device_implementation"), "0", "only the backend's own collectives are measured"),
-    (("-V", "--device_cta_count"), "16", "only the backend's own collectives are measured"),
-    (("-S", "--report_timestamps"), "0", "rows have no time of day"),
-    (("-M", "--memory"), "0", "memory is not measured"),
-    (("-u", "--unalign"), "0", "buffers begin where the allocator lets them"),
+    (("-t", "--nthreads"), "1", "each rank is a process with one device", "start more ranks with -g"),
+    (("-m", "--agg_iters"), "1", "torch has no such grouping for all collectives", _LEAVE_OUT),
+    (("-N", "--run_cycles"), "1", "one command is one cycle", "run it again"),
+    (("-I", "--per_iter_timing"), "0", "only means are told", _LEAVE_OUT),
+    (
+        ("-K", "--per_iter_skip"),
+        "0",
+        "only means are told",
+        "keep the first iterations out with -w",
+    ),
+    (("-p", "--parallel_init"), "0", "ranks are processes, which start side by side", _LEAVE_OUT),
+    (("-z", "--blocking"), "0", "collectives follow each other on the device", _LEAVE_OUT),
+    (("-G", "--cudagraph"), "0", "collectives are not captured into graphs", _LEAVE_OUT),
+    (("-R", "--local_register"), "0", "torch.distributed registers no buffers", _LEAVE_OUT),
+    (("-D", "--device_implementation"), "0", "only the backend's own collectives are measured", _LEAVE_OUT),
+    (("-V", "--device_cta_count"), "16", "only the backend's own collectives are measured", _LEAVE_OUT),
+    (("-S", "--report_timestamps"), "0", "rows have no time of day", _LEAVE_OUT),
+    (("-M", "--memory"), "0", "memory is not measured", _LEAVE_OUT),
+    (("-u", "--unalign"), "0", "buffers begin where the allocator lets them", _LEAVE_OUT),
 )
 
 
@@ -36,9 +42,11 @@ class _NotHere(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        names, nothing, why = next(each for each in _NOT_HERE if option_string in each[0])
+        from npu_plugins.diagnostics.errors import DiagnosticsError
+
+        names, nothing, why, mend = next(each for each in _NOT_HERE if option_string in each[0])
         if values != nothing:
-            parser.error(f"{'/'.join(names)} {values}: {why}; leave it out")
+            raise DiagnosticsError(f"{'/'.join(names)} {values} is not done here: {why}; {mend}")
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -53,7 +61,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     _add_ranks(parser)
     _add_measurement(parser)
     _add_output(parser)
-    for names, nothing, _ in _NOT_HERE:
+    for names, nothing, *_ in _NOT_HERE:
         parser.add_argument(*names, action=_NotHere, metavar=nothing, help=argparse.SUPPRESS)
 
 
