@@ -12,7 +12,7 @@ SHARE = 0.1
 """Ranks that differ by less of the largest one's memory are balanced."""
 LEAST = 64 << 20
 """Bytes below which no difference is worth a word."""
-OTHERS = "other processes"
+OTHERS = "runtime, HCCL and other processes"
 MODEL = "the model's parameters, gradients and optimizer states"
 MENDS = {
     MODEL: "move layers to other stages: pipeline.partition of ds_config, or fewer layers beside "
@@ -20,7 +20,8 @@ MENDS = {
     ACTIVATIONS: "the first stages of a pipeline keep more micro-batches: recompute there, use fewer "
     "micro-batches in flight (--pipeline_schedule), or give rank 0 no work besides",
     FRAGMENTS: "set PYTORCH_NPU_ALLOC_CONF=expandable_segments:True, or pad batches to few lengths",
-    OTHERS: "`npu-smi info` names them: end them, or choose other devices with ASCEND_RT_VISIBLE_DEVICES",
+    OTHERS: "`npu-smi info` names processes that are not of this job: end them, or choose other devices with "
+    "ASCEND_RT_VISIBLE_DEVICES; HCCL takes HCCL_BUFFSIZE for each group",
 }
 
 
@@ -57,8 +58,8 @@ def gib(size: float) -> str:
 def by_others(ranks: Sequence[RankMemory]) -> dict[int, int]:
     """Return by rank the bytes of its device that no rank of the job has reserved.
 
-    Some of it is the driver's and the runtime's own, which every rank has; what is more than that is other
-    processes'.
+    Some of it is the driver's and the runtime's own, which every rank has, and HCCL's buffers, which ranks in
+    more groups have more of; what is more than that is other processes'.
     """
     own: dict[tuple[str, str], int] = defaultdict(int)
     for each in ranks:

@@ -82,6 +82,14 @@ def test_ranks_that_share_a_device_are_no_other_processes() -> None:
     assert imbalances(ranks) == ()
 
 
+def test_a_report_does_not_call_hccls_buffers_other_processes() -> None:
+    """No allocator of torch's has them, and ranks in more groups have more."""
+    text = memory_report([rank(0), rank(1, free=43 * GB)])
+    assert "runtime, HCCL and other processes 1.0GB" in text
+    assert "rank 1 takes 10.0GB more than rank 0, 10.0GB of it for runtime, HCCL and other processes" in text
+    assert "HCCL_BUFFSIZE for each group" in text
+
+
 @given(st.lists(st.integers(95, 100), min_size=2, max_size=9))
 def test_small_differences_are_no_imbalance(peaks: list[int]) -> None:
     ranks = [
