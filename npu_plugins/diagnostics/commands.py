@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import sys
 from dataclasses import asdict
 from typing import Any
 
 from npu_plugins.diagnostics.errors import DiagnosticsError
+from npu_plugins.diagnostics.strict_json import strict_json
 
 ROWS = 12
 """Lines of a table of losses."""
@@ -39,9 +39,15 @@ def _records(options: argparse.Namespace) -> int:
             f"{options.path} has records that are none of these checks ({type(error).__name__}: {error}); "
             "delete its folder checks and train again"
         ) from error
+    for each in outcomes:
+        if each.tensors < 1 and not each.differences:
+            raise DiagnosticsError(
+                f"{options.path} has a record of step {each.step} in which no tensor was compared; "
+                "train on several ranks that hold the same tensors"
+            )
     bad = [each for each in outcomes if each.differences]
     if options.json:
-        print(json.dumps(records, indent=1))
+        print(strict_json(records))
     elif bad:
         print(bad[0])
     else:
@@ -58,7 +64,7 @@ def _checkpoints(options: argparse.Namespace) -> int:
         from npu_plugins.diagnostics.consistency.checkpoints import compare_checkpoints
 
         found = compare_checkpoints(options.path, options.other)
-    print(json.dumps({**asdict(found), "same": found.same}, indent=1) if options.json else found)
+    print(strict_json({**asdict(found), "same": found.same}) if options.json else found)
     return int(not found.same)
 
 
@@ -80,8 +86,13 @@ def _memory(options: argparse.Namespace) -> int:
             f"{options.path} has records that are none of --check_memory ({type(error).__name__}: {error}); "
             "delete its folder checks and train again"
         ) from error
+    if not ranks:
+        raise DiagnosticsError(
+            f"{options.path} has a record of --check_memory of step {record['step']} without ranks; delete "
+            "its folder checks and train again"
+        )
     if options.json:
-        print(json.dumps({**record, "imbalances": [asdict(each) for each in imbalances(ranks)]}, indent=1))
+        print(strict_json({**record, "imbalances": [asdict(each) for each in imbalances(ranks)]}))
     else:
         print(memory_report(ranks, step=record["step"], simulated=simulated))
     return int(bool(imbalances(ranks)))
@@ -98,7 +109,7 @@ def _loss(options: argparse.Namespace) -> int:
     curve = read_curve(options.path, options.key)
     concerns = concerns_of(curve)
     if options.json:
-        print(json.dumps({**asdict(curve), "concerns": concerns}, indent=1))
+        print(strict_json({**asdict(curve), "concerns": concerns}))
     else:
         print(
             f"{curve.source}: {len(curve.steps)} losses, {curve.values[0]:.6g} (step {curve.steps[0]}) -> "
@@ -133,9 +144,10 @@ def compare_command(options: argparse.Namespace) -> int:
     parts = found.divergence
     if options.json:
         rows: list[dict[str, Any]] = [{**asdict(row), "difference": row.difference} for row in found.rows]
-        told = {"tolerance": tolerance, "divergence": None if parts is None else parts.step, "rows": rows}
-        print(json.dumps(told, indent=1))
-        return int(parts is not None)
+        told: dict[str, Any] = {"tolerance": tolerance, "divergence": None if parts is None else parts.step}
+        told |= {"not_finite": None if found.not_finite is None else found.not_finite.step, "rows": rows}
+        print(strict_json(told))
+        return int(not found.agree)
     print(f"A: {first.source}\nB: {second.source}\n{'step':>6}  {'A':>12}  {'B':>12}  difference")
     every = max(1, len(found.rows) // ROWS)
     for place, row in enumerate(found.rows):
@@ -145,4 +157,4 @@ def compare_command(options: argparse.Namespace) -> int:
     print(found)
     if options.plot is not None:
         print(f"plot: {options.plot}")
-    return int(parts is not None)
+    return int(not found.agree)

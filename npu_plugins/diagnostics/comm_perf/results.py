@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+
+from npu_plugins.diagnostics.strict_json import strict_json
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Report:
 
     def to_json(self) -> str:
         """Return everything as JSON."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        return strict_json(asdict(self)) + "\n"
 
     def to_csv(self) -> str:
         """Return a line for each row; the fields of the two timings have their names before theirs."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from npu_plugins.diagnostics.hang.dump import Frame
 from npu_plugins.diagnostics.hang.findings import Cause, Findings, Place, Wait
 from npu_plugins.diagnostics.hang.places import line_text
 from npu_plugins.diagnostics.hang.ranks_text import ranks_text, the_ranks
+from npu_plugins.diagnostics.strict_json import strict_json
 
 _WIDTH = 110
 _MOST = 8
@@ -40,7 +40,7 @@ def write_report(findings: Findings) -> str:
 
 def to_json(findings: Findings) -> str:
     """Return the findings as JSON, with all ranks and frames."""
-    return json.dumps(asdict(findings), indent=1, ensure_ascii=False)
+    return strict_json(asdict(findings), ensure_ascii=False)
 
 
 def summary(findings: Findings) -> str:

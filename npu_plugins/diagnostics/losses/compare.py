@@ -66,6 +66,18 @@ class Comparison:
         return next((row for row in self.rows if self.apart(row)), None)
 
     @property
+    def not_finite(self) -> Row | None:
+        """The first step at which neither loss is finite: such runs have nothing to agree in."""
+        return next(
+            (row for row in self.rows if not (math.isfinite(row.first) or math.isfinite(row.second))), None
+        )
+
+    @property
+    def agree(self) -> bool:
+        """Whether all losses are finite and differ by no more than they may."""
+        return self.divergence is None and self.not_finite is None
+
+    @property
     def largest(self) -> Row:
         """The step with the largest difference."""
         return max(self.rows, key=lambda row: abs(row.difference))
@@ -83,6 +95,15 @@ class Comparison:
         """Return what the comparison comes to, in sentences."""
         span = f"{len(self.rows)} entries, steps {self.rows[0].step} to {self.rows[-1].step}"
         first = self.divergence
+        neither = self.not_finite
+        if neither is not None and (first is None or neither.step < first.step):
+            later = [row for row in self.rows if row.step > neither.step]
+            none = sum(not (math.isfinite(row.first) or math.isfinite(row.second)) for row in later)
+            return (
+                f"the losses of both runs are not finite from step {neither.step} on: {neither.first} and "
+                f"{neither.second}; of {len(later)} later entries {none} are so ({span}), and nothing can be "
+                "compared there. Train with --find_nonfinite, which names the module"
+            )
         if first is None:
             worst = self.largest
             return (

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from npu_plugins.diagnostics.errors import DiagnosticsError
+from npu_plugins.diagnostics.strict_json import strict_json
 
 LEVELS = ("error", "warning")
 KINDS = ("missing", "lost", "late", "different", "alike", "failed", "stuck", "wrong", "slow", "clock")
@@ -75,7 +76,7 @@ class Report:
 
     def to_json(self, indent: int | None = None) -> str:
         """Return the report as JSON, with ``ready`` besides."""
-        return json.dumps({"ready": not self.errors, **asdict(self)}, indent=indent, ensure_ascii=False)
+        return strict_json({"ready": not self.errors, **asdict(self)}, indent=indent, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> Report:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from npu_plugins.cli import main
 from npu_plugins.diagnostics import DiagnosticsError
 from npu_plugins.diagnostics.losses import TOLERANCES, Curve, compare_losses, concerns_of
+from npu_plugins.diagnostics.records import append_record
 
 
 def curve(values: list[float], every: int = 1, digits: int = 17) -> Curve:
@@ -75,6 +76,42 @@ def test_only_the_first_steps_count() -> None:
 def test_the_kind_of_difference_gives_a_hint(change: Any, words: str) -> None:
     other = [change(step, value) for step, value in enumerate(falling())]
     assert words in str(compare_losses(curve(falling()), curve(other)))
+
+
+def test_runs_that_are_not_finite_do_not_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def strict(text: str) -> Any:
+        return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+    nowhere = [math.nan] * 5
+    for values, step in ((nowhere, 1), ([2.0, 1.5, *nowhere], 3), ([2.0, *[math.inf] * 4], 2)):
+        found = compare_losses(curve(values), curve(values))
+        assert not found.agree and found.divergence is None
+        assert f"the losses of both runs are not finite from step {step} on" in str(found)
+    assert compare_losses(curve(falling()), curve(falling())).agree
+    one, two = (write(tmp_path / name, [2.0, math.nan, -math.inf]) for name in ("one", "two"))
+    assert main(["compare-loss", str(one), str(two)]) == 1
+    assert "not finite from step 2 on" in capsys.readouterr().out
+    assert main(["compare-loss", str(one), str(two), "--json"]) == 1
+    told = strict(capsys.readouterr().out)
+    assert (told["divergence"], told["not_finite"]) == (None, 2)
+    assert [row["first"] for row in told["rows"]] == [2.0, "NaN", "-Infinity"]
+    assert main(["check", "loss", str(one), "--json"]) == 1
+    assert strict(capsys.readouterr().out)["values"] == [2.0, "NaN", "-Infinity"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "record", "words"),
+    [
+        ("memory", {"step": 4, "ranks": [], "simulated": True}, "of step 4 without ranks; delete"),
+        ("gradients", {"what": "gradients", "tensors": 0, "differences": [], "step": 4}, "no tensor was"),
+    ],
+)
+def test_records_of_nothing_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, record: dict[str, Any], words: str
+) -> None:
+    append_record(tmp_path, kind, record)
+    assert main(["check", kind, str(tmp_path)]) == 1
+    assert words in capsys.readouterr().err
 
 
 def test_runs_without_common_steps_are_refused() -> None:
