@@ -29,21 +29,26 @@ def save_absences(directory: Path, absent: Mapping[int, Absence]) -> Path:
 
 
 def load(directory: Path) -> tuple[dict[int, RankDump], dict[int, Absence]]:
-    """Read what `save_dump` and `save_absences` wrote, by rank.
+    """Read what `save_dump` and `save_absences` wrote, by rank; one whose dump is damaged has none.
 
     Raises:
-        DiagnosticsError: there is no dump in `directory`, or a file is faulty.
+        DiagnosticsError: no dump in `directory` can be read, or absent.json is faulty.
     """
     if not directory.is_dir():
         raise DiagnosticsError(f"{directory} is no folder; give the one that holds a job's rank<rank>.json")
-    dumps = {}
+    dumps, absent = {}, _read_absences(directory / _ABSENT)
     for path in directory.iterdir():
         found = _DUMP.fullmatch(path.name)
         if found:
-            dumps[int(found[1])] = _read_dump(path)
+            try:
+                dumps[int(found[1])] = _read_dump(path)
+            except DiagnosticsError as error:
+                absent.setdefault(int(found[1]), Absence("silent", f"its dump is damaged: {error}"))
+    if not dumps and absent:
+        raise DiagnosticsError(f"{directory} holds no dump that can be read; {absent[min(absent)].detail}")
     if not dumps:
         raise DiagnosticsError(f"{directory} holds no rank<rank>.json; give the folder of a job's dumps")
-    return dict(sorted(dumps.items())), _read_absences(directory / _ABSENT)
+    return dict(sorted(dumps.items())), dict(sorted(absent.items()))
 
 
 def _read_dump(path: Path) -> RankDump:

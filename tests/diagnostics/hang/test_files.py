@@ -42,7 +42,6 @@ def test_without_absent_ranks_there_is_no_file_of_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("rank10.json", "{", "rank10.json: This is no dump"),
         ("absent.json", '{"0": {"kind": "bored"}}', "'bored'; it is one of killed"),
         ("absent.json", "[]", "absent.json does not say which ranks"),
     ],
@@ -50,6 +49,18 @@ def test_without_absent_ranks_there_is_no_file_of_them(tmp_path: Path) -> None:
 def test_a_faulty_file_is_named(tmp_path: Path, name: str, text: str, sentence: str) -> None:
     (saved(tmp_path) / name).write_text(text)
     with pytest.raises(DiagnosticsError, match=sentence):
+        load(tmp_path)
+
+
+def test_a_damaged_dump_leaves_the_others_and_its_rank_without_one(tmp_path: Path) -> None:
+    (saved(tmp_path) / "rank10.json").write_text("{")
+    dumps, absent = load(tmp_path)
+    assert dumps == {2: DUMPS[2]}
+    assert absent[10].detail.startswith(f"its dump is damaged: {tmp_path / 'rank10.json'}: This is no dump")
+    save_absences(tmp_path, {10: KILLED})
+    assert load(tmp_path)[1] == {10: KILLED}  # how it ended is known better
+    (tmp_path / "rank2.json").write_bytes(b"\xff")
+    with pytest.raises(DiagnosticsError, match="holds no dump that can be read"):
         load(tmp_path)
 
 
