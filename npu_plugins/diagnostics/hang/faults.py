@@ -28,7 +28,6 @@ _OF_NETWORK = re.compile(
     r"remote peer|peer closed|recvValue|preamble|socket|heartbeat",
     re.IGNORECASE,
 )
-_ASKED_TO_END = frozenset(("SIGTERM", "SIGINT", "SIGHUP"))
 _SIGNALS = {
     "SIGKILL": "See who ended it: the kernel for want of host memory (`dmesg | grep -i 'killed process'`), a "
     "limit of the container or scheduler, or a person.",
@@ -95,7 +94,7 @@ def _by_sigkill(absence: Absence) -> bool:
 
 
 def _on_request(absence: Absence) -> bool:
-    return absence.kind == "killed" and absence.detail in _ASKED_TO_END
+    return absence.on_request
 
 
 def consequences(dumps: Mapping[int, RankDump], source: Source) -> list[Cause]:

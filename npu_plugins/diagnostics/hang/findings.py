@@ -50,6 +50,15 @@ class Absence:
         if self.kind not in ABSENCES:
             raise DiagnosticsError(f"An absence is {self.kind!r}; it is one of {', '.join(ABSENCES)}")
 
+    @property
+    def on_request(self) -> bool:
+        """Whether a signal asked it to end, of which a program may make an exit status: 128 + its number."""
+        signals = {
+            "killed": ("SIGHUP", "SIGINT", "SIGTERM"),
+            "failed": ("status 129", "status 130", "status 143"),
+        }
+        return self.detail in signals.get(self.kind, ())
+
 
 @dataclass(frozen=True)
 class Cause:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -19,15 +20,14 @@ BEAT_SECONDS = 5.0
 SILENT_SECONDS = 60.0
 """A host from which nothing is heard for so long is lost."""
 DOUBT_SECONDS = 2.0
-"""A rank that was asked to end (SIGTERM) is told of only if this one is not asked as well meanwhile."""
+"""A rank that was asked to end (SIGTERM) is told of only if this one is not asked as well meanwhile. One with
+a handler of its own may have been asked, and save for minutes: then only if it waits for that rank."""
 NEEDED_SECONDS = 10.0
 """A wait for a rank that is gone, of which nobody knows how far it came, may last so long after its end."""
 YOUNG_SECONDS = 30.0
 """For so long after its beginning, ranks of a job are looked for often."""
 PAUSE_SECONDS = 10.0
 """Where more time lies between two looks, this process had been stopped, and the others' beats with it."""
-
-_ASKED_TO_END = ("SIGTERM", "SIGINT", "SIGHUP")
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Roll:
             return self._without_store(waits, now)
         members = {group.name: group.ranks for group in recorder.groups()}
         for call in waits:
-            for rank in self.gone.keys() & set(members.get(call.group, ())):
+            for rank in (self.gone.keys() - self._doubts.keys()) & set(members.get(call.group, ())):
                 came = self._sequences.get(rank)
                 certain = came is not None and not call.p2p and came.get(call.group, 0) < call.sequence
                 unknown = came is None and min(waits[call], now - self._gone_at[rank]) >= NEEDED_SECONDS
@@ -122,8 +122,9 @@ class Roll:
             absence = replace(absence, kind="left", detail="it said that it was done")
         self.gone[rank] = replace(absence, when=time.time(), host=_host(self.place), pid=process.pid)
         self._gone_at[rank] = now
-        if absence.kind == "killed" and absence.detail in _ASKED_TO_END:
-            self._doubts[rank] = now + DOUBT_SECONDS
+        if absence.on_request:
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                self._doubts[rank] = now + DOUBT_SECONDS
             return None
         return rank if absence.kind in ("killed", "failed") else None
 
