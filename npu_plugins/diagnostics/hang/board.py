@@ -118,7 +118,7 @@ class Board:
         self.store.add(f"failed with {kind}", 1)
 
     def all_fail_alike(self, kind: str, world_size: int) -> bool:
-        """Return whether every rank ends with an exception of that kind, once all of them know (once asked)."""
+        """Return whether every rank ends with an exception of that kind, once all know (asked once)."""
         if self.store.add(f"failed with {kind}", 0) != world_size:
             return False
         deadline = time.monotonic() + TOGETHER_SECONDS

@@ -27,14 +27,14 @@ class _Told(NamedTuple):
     """A collective as HCCL describes it."""
 
     op: str
-    count: int
+    elements: int
     dtype: str
     reduction: str
     root: int
 
     def __str__(self) -> str:
         reduction = f", {self.reduction}" if self.reduction else ""
-        return f"{self.op} of {self.count} {self.dtype}{reduction}, root {self.root}"
+        return f"{self.op} of {self.elements} {self.dtype}{reduction}, root {self.root}"
 
 
 def find_unlike_calls(dumps: Mapping[int, RankDump]) -> list[Cause]:
@@ -89,4 +89,4 @@ def _aspect(one: _Told, other: _Told) -> str:
         return "op"
     if one.dtype != other.dtype:
         return "dtype"
-    return "shape" if one.count != other.count else "root"
+    return "shape" if one.elements != other.elements else "root"

@@ -243,9 +243,12 @@ class Preflight:
     ) -> Any:
         """Do a phase's work in the thread, and return what rank 0 answers, or the work's own value."""
         self._worker = self._worker or Worker()
+        began = time.monotonic()
         done = self._worker.run(work, self.settings.limit, self._somebody_ended)
         sent = done._replace(value=None) if value_is_own else done
-        answer = self._judged(name, sent, judge, GRACE, topic=topic)
+        # Whoever has less to do, or fails, is done early: the others have their time all the same.
+        left = max(0.0, began + self.settings.limit - time.monotonic())
+        answer = self._judged(name, sent, judge, left + GRACE, topic=topic)
         return done.value if value_is_own else answer
 
     def _judged(

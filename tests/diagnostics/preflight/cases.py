@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from ds_configs.parallel import ParallelConfig
 from npu_plugins.comm import ProcessMesh
-from npu_plugins.diagnostics.preflight import Fact, Preflight, PreflightError, Report, Settings, facts_of
+from npu_plugins.diagnostics.preflight import Fact, Preflight, PreflightError, Report, Settings, facts_of, run
 from npu_plugins.diagnostics.preflight.place import Place
 
 
@@ -70,6 +71,19 @@ def fly(case: Case) -> tuple[Report, bool, float]:
     except PreflightError as error:
         report = error.report
     return report, bool(told), time.monotonic() - began
+
+
+def with_little_grace(case: Case) -> tuple[Report, Report]:
+    """On a rank: the case's report, and that of a preflight in which rank 1 takes longer than the others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "GRACE", 0.5)
+        rank = dist.get_rank()
+        store = dist.distributed_c10d._get_default_store().clone()
+        flight = Preflight(store, rank, case.config, Settings(limit=30.0))
+        flight.meet()
+        flight.do("devices", lambda: time.sleep(2.0 if rank == 1 else 0.0))
+        ready = flight.finish()
+        return fly(case)[0], ready
 
 
 def configuration(**changes: Any) -> list[Fact]:

@@ -180,6 +180,15 @@ def test_a_rank_that_others_wait_for(ranks: World, otherwise, kind: str, words: 
     assert [each[0] for each in results] == [report] * 4
 
 
+@pytest.mark.ranks(4, backend="gloo")
+def test_the_first_rank_is_done_early(ranks: World) -> None:
+    """It waits for the others' words as long as they may work, though it fails itself or has less to do."""
+    case = Case(LAYOUTS[0], limit=3.0, at_fault=0, otherwise=cases.raise_in_the_collectives)
+    for failing, ready in ranks.run(cases.with_little_grace, case):
+        assert [(each.kind, each.ranks) for each in failing.findings] == [("failed", (0,))]
+        assert ready.findings == []
+
+
 @pytest.mark.parametrize(
     "at", [pytest.param(backend, marks=pytest.mark.ranks(4, backend=backend)) for backend in ("gloo", "hccl")]
 )

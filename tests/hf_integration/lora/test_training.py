@@ -26,7 +26,7 @@ from tests.hf_integration.lora.adapting import (
 )
 from tests.pipeline.conftest import Ranks
 
-# peft takes the bias of an adapter for a matrix that was not gathered. pytest-xdist in its first process would
+# peft takes the bias of an adapter for a matrix that was not gathered. The controller of pytest-xdist would
 # import peft to hand the warning on, and there transformers finds torch_npu without an NPU.
 pytestmark = pytest.mark.filterwarnings(r"ignore:Adapter .* LoRA tensor\(s\) have invalid shape")
 
