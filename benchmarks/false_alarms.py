@@ -202,8 +202,8 @@ class Watch:
         # What a run that broke off, or ZeRO-3, has left in the process is none of the next one's.
         if bad or found or run.stage == 3:
             self.worlds.pop(run.size).kill()
-        said = f"{bad[0].text}\n{bad[0].log}" if bad else ""
-        return list(dict.fromkeys(found)), f"rank {bad[0].rank} {bad[0].kind}: {said}" if bad else ""
+        said = [f"rank {each.rank} {each.kind}: {each.text}\n{each.log}" for each in bad]
+        return list(dict.fromkeys(found)), "\n".join(said)
 
     def spec(self, size: int) -> WorldSpec:
         """Return the world of ranks of clean runs."""
