@@ -45,7 +45,7 @@ demo: build
 	    --per_device_eval_batch_size 16 --sample_tokens 48 --output_dir outputs/demo $(DEMO_ARGS)
 
 test: build
-	$(RUN_ENV) python -m pytest --numprocesses=2 --dist=loadfile --durations=10 $(PYTEST_ARGS)
+	$(RUN_ENV) python -m pytest --durations=10 $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -117,7 +117,6 @@ setup(
         "test": [
             "tensorboard>=2.14",
             "pytest>=8",
-            "pytest-xdist>=3.6",
             "hypothesis>=6",
             "expecttest",
             "cloudpickle",
