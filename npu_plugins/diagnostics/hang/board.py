@@ -47,12 +47,12 @@ class Alarm:
 class Board:
     """The store and the folder of one job, as one rank uses them. Only the watch's thread may."""
 
-    def __init__(self, store: Any, session: int, rank: int, reports: Path) -> None:
+    def __init__(self, store: Any, session: str, rank: int, reports: Path) -> None:
         """Take the job's store, and the folder in which the job's own folder is made.
 
         Args:
             store: the torch.distributed Store of the job.
-            session: which default process group of the process this is, so that keys are new.
+            session: name of the process group that no other has or had; see `Greeting`.
             rank: of this process.
             reports: the folder of all jobs' reports; it is made only when something is wrong.
         """

@@ -23,10 +23,11 @@ from npu_plugins.diagnostics.hang.abort import ABORT, aborts_soon
 from npu_plugins.diagnostics.hang.answer import Answer, say
 from npu_plugins.diagnostics.hang.board import Alarm, Board
 from npu_plugins.diagnostics.hang.failure import Failure, accelerator, device_index
+from npu_plugins.diagnostics.hang.greeting import Greeting
 from npu_plugins.diagnostics.hang.hooks import install, stay_outermost
 from npu_plugins.diagnostics.hang.recorder import Ring
-from npu_plugins.diagnostics.hang.roll import Roll
-from npu_plugins.diagnostics.hang.session import Session, default_group, describe_rank
+from npu_plugins.diagnostics.hang.roll import YOUNG_SECONDS, Roll
+from npu_plugins.diagnostics.hang.session import DefaultGroup, Session, default_group, describe_rank
 from npu_plugins.diagnostics.hang.store import StoreGoneError
 from npu_plugins.diagnostics.hang.waiting import WaitClock
 from npu_plugins.diagnostics.hang.wakeup import Wakeup
@@ -57,15 +58,17 @@ class HangWatch(threading.Thread):
         self.environ = dict(environ)
         self.interval = interval
         self.pid = os.getpid()
+        self._begun = time.monotonic()
         self.wakeup = Wakeup()
         self.ring = Ring()
         self.answered = threading.Event()
         self.session: Session | None = None
         self._failure: Failure | None = None
+        self._failed_at: float | None = None
         self._told_failure: float | None = None
         self._leaving = False
         self._left = threading.Event()
-        self._sessions = 0
+        self._greeting: tuple[tuple[int, int], Greeting] | None = None
         self._clock = WaitClock(self._limit, self.ring.pending, stacks.waiting_spot)
         self._group_timeout: timedelta | None = None
         wait_limit(self.environ)  # refuses a setting that is no time, here and not in the thread
@@ -76,6 +79,7 @@ class HangWatch(threading.Thread):
         """Tell the job that this rank ends with an exception; returns once the report is written."""
         if self._failure is None or self._failure.kind == ABORT:  # an exception tells more than an abort
             self._failure = failure
+        self._failed_at = time.monotonic()
         self.wakeup.poke()
         self.answered.wait(FAILURE_SECONDS)
 
@@ -102,6 +106,7 @@ class HangWatch(threading.Thread):
                 say(f"warning: the hang watch ends: {type(error).__name__}: {error}")
                 break
         self._close_session()
+        self._end_greeting()
         self.answered.set()
         self._left.set()
 
@@ -109,7 +114,9 @@ class HangWatch(threading.Thread):
         """Seconds until the next look: few at the beginning and at the end of a job."""
         if self._failure is not None:
             return HURRY
-        if self.session is None or self.session.roll.expects_more(time.monotonic()):
+        now = time.monotonic()
+        begins = self._greeting is not None or now - self._begun < YOUNG_SECONDS
+        if begins if self.session is None else self.session.roll.expects_more(now):
             return min(self.interval, EARLY)
         return self.interval
 
@@ -122,7 +129,7 @@ class HangWatch(threading.Thread):
         self._follow_groups()
         session = self.session
         if session is None:
-            if self._failure is not None:
+            if self._failure is not None and self._nobody_to_tell():
                 self.answered.set()
             return
         now = time.monotonic()
@@ -139,6 +146,11 @@ class HangWatch(threading.Thread):
             alarm = self._overdue(session, now)
         if alarm is not None:
             self._answer(session, session.sound(alarm))
+
+    def _nobody_to_tell(self) -> bool:
+        """Return whether this rank may end without a session: no group, or rank 0 does not answer."""
+        waited = 0.0 if self._failed_at is None else time.monotonic() - self._failed_at
+        return self._greeting is None or waited > QUIET_SECONDS
 
     def _overdue(self, session: Session, now: float) -> Alarm | None:
         overdue = self._clock.look(now)
@@ -207,18 +219,29 @@ class HangWatch(threading.Thread):
         found = default_group()
         if self.session is not None and (found is None or found.key != self.session.key):
             self._close_session()
-        if found is None or self.session is not None:
+        if self._greeting is not None and (found is None or found.key != self._greeting[0]):
+            self._end_greeting()
+        if found is None or found.world_size < 2:
             return
+        if self._greeting is None:
+            self._greeting = found.key, Greeting(found.store, found.rank, found.world_size)
+        name = self._greeting[1].look()
+        if self.session is None and name is not None:
+            self._open_session(found, name)
+
+    def _open_session(self, found: DefaultGroup, name: str) -> None:
         who = describe_rank(found)
-        if who.world_size < 2:
-            return
         self._use_device(who.backend)
         self._group_timeout = found.timeout
-        self._sessions += 1
-        board = Board(found.store, self._sessions, who.rank, self._reports())
+        board = Board(found.store, name, who.rank, self._reports())
         self.session = Session(found.key, who, board, Roll(board, who))
         self.session.roll.join()
         stay_outermost(self)
+
+    def _end_greeting(self) -> None:
+        greeting, self._greeting = self._greeting, None
+        if greeting is not None:
+            greeting[1].close()
 
     def _close_session(self) -> None:
         session, self.session = self.session, None

@@ -23,7 +23,7 @@ def rolls(tmp_path: Path) -> list[Roll]:
     """Rank 0 on node-a and rank 1 on node-b, both in this process."""
     found = []
     for rank, place in enumerate(("node-a boot ns", "node-b boot ns")):
-        board = Board(dist.FileStore(str(tmp_path / "store"), -1), 1, rank, tmp_path)
+        board = Board(dist.FileStore(str(tmp_path / "store"), -1), "one", rank, tmp_path)
         found.append(Roll(board, Rank(rank, 2, "gloo", "cpu"), place))
         found[-1].join()
     return found
