@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def install(watch: HangWatch) -> None:
     """Let an uncaught exception, an abort and the interpreter's exit tell `watch`; SIGUSR2 asks it."""
     stay_outermost(watch)
-    atexit.register(_leave, watch, hold_aborts(lambda failure: _aborts(watch, failure)))
+    watch.release_aborts = hold_aborts(lambda failure: _aborts(watch, failure))
+    atexit.register(_leave, watch)
     watch.wakeup.listen()
 
 
@@ -57,7 +58,7 @@ def _aborts(watch: HangWatch, failure: Failure) -> None:
         watch.failed(failure)
 
 
-def _leave(watch: HangWatch, release_aborts: Callable[[], None]) -> None:
+def _leave(watch: HangWatch) -> None:
     if os.getpid() == watch.pid and watch.is_alive():
         watch.leave()
-    release_aborts()
+    watch.release_aborts()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -66,6 +66,7 @@ class HangWatch(threading.Thread):
         self._failure: Failure | None = None
         self._failed_at: float | None = None
         self._told_failure: float | None = None
+        self.release_aborts: Callable[[], None] = lambda: None
         self._leaving = False
         self._left = threading.Event()
         self._greeting: tuple[tuple[int, int], Greeting] | None = None
@@ -212,7 +213,10 @@ class HangWatch(threading.Thread):
         if self._failure is None:
             answer.end_process()
         answer.end_soon()
-        self.answered.set()  # and nothing more is told of a job that has ended
+        # Nothing more is told of a job that has ended. An abort must not wait for Python any more: the main
+        # thread may hold the GIL while it waits in torch_npu's shutdown for the very thread that aborts.
+        self.release_aborts()
+        self.answered.set()
 
     def _follow_groups(self) -> None:
         """Begin with the default process group, and end with it."""
