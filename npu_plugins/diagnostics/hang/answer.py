@@ -86,7 +86,7 @@ class Answer:
         """End this process, and as the writer see that the neighbours end."""
         if self.wrote and self.silent:
             self._bid_farewell()
-        elif len(self.session.roll.neighbours.descriptors) + 1 < self.session.who.world_size:
+        elif len(self.session.roll.neighbours.processes) + 1 < self.session.who.world_size:
             time.sleep(STORE_FAREWELL_SECONDS)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -148,12 +148,9 @@ class Answer:
         """Wait until the neighbours have ended; a rank that gave no dump, stopped or stuck, is ended."""
         roll = self.session.roll
         deadline = time.monotonic() + FAREWELL_SECONDS
-        while roll.neighbours.descriptors and time.monotonic() < deadline:
+        while roll.neighbours.processes and time.monotonic() < deadline:
             self._pause()
-        for descriptor, process in roll.neighbours.descriptors.items():
-            if process.rank in self.silent:
-                with suppress(ProcessLookupError, PermissionError):
-                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        roll.neighbours.signal(signal.SIGKILL, self.silent)
 
 
 def say(sentence: str) -> None:

@@ -7,6 +7,7 @@ import os
 import platform
 import signal
 import struct
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ _PIDFD_INFO_SIZE = 64
 _PIDFD_INFO_EXIT = 1 << 3
 _EXIT_CODE_OFFSET = 60
 _STATE, _START_TIME, _EXIT_CODE = 0, 19, 49  # fields of /proc/<pid>/stat, counted behind the name
+_DEAD = ("Z", "X")
 
 
 @dataclass(frozen=True)
@@ -33,16 +35,33 @@ class Process:
 
 @dataclass
 class Neighbours:
-    """Processes of this host that are watched; `descriptors` become readable when they end."""
+    """Processes of this host that are watched; `descriptors` become readable when they end.
+
+    Linux before 5.3, which hosts of NPUs often run, has no descriptors of processes: there `polled` is looked
+    through. Without /proc (not Linux) nobody can be watched.
+    """
 
     descriptors: dict[int, Process] = field(default_factory=dict)
+    polled: list[Process] = field(default_factory=list)
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        """All that are watched."""
+        return (*self.descriptors.values(), *self.polled)
 
     def add(self, process: Process) -> Absence | None:
         """Watch a process; returns how it ended if it is gone already, else None."""
         try:
             descriptor = os.pidfd_open(process.pid)
-        except (OSError, AttributeError):  # it is gone, or no pidfd here (not Linux): then others must tell
-            return None if started(process.pid) == process.started else ending(None)
+        except ProcessLookupError:
+            return ending(None)
+        except (OSError, AttributeError):  # the kernel, a sandbox or this Python has no pidfd
+            if not started(os.getpid()):
+                return None
+            if _is_gone(process):
+                return ending(_status_of_zombie(process))
+            self.polled.append(process)
+            return None
         if started(process.pid) != process.started:
             os.close(descriptor)
             return ending(None)
@@ -54,18 +73,30 @@ class Neighbours:
         process = self.descriptors.pop(descriptor)
         status = _status_by_descriptor(descriptor)
         if status is None:
-            status = _status_of_zombie(process.pid)
+            status = _status_of_zombie(process)
         os.close(descriptor)
         return process, ending(status)
 
-    def signal(self, number: int) -> None:
-        """Send a signal to all that live."""
-        for descriptor in self.descriptors:
-            with suppress(ProcessLookupError, PermissionError):
-                signal.pidfd_send_signal(descriptor, number)
+    def ended_unseen(self) -> list[tuple[Process, Absence]]:
+        """Return which of `polled` ended and how, and watch them no more."""
+        gone = [process for process in self.polled if _is_gone(process)]
+        self.polled = [process for process in self.polled if process not in gone]
+        return [(process, ending(_status_of_zombie(process))) for process in gone]
+
+    def signal(self, number: int, ranks: Container[int] | None = None) -> None:
+        """Send a signal to those that live; None: to all ranks."""
+        for descriptor, process in self.descriptors.items():
+            if ranks is None or process.rank in ranks:
+                with suppress(ProcessLookupError, PermissionError):
+                    signal.pidfd_send_signal(descriptor, number)
+        for process in self.polled:
+            if (ranks is None or process.rank in ranks) and not _is_gone(process):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(process.pid, number)
 
     def close(self) -> None:
         """Watch nobody any more."""
+        self.polled = []
         while self.descriptors:
             os.close(self.descriptors.popitem()[0])
 
@@ -111,10 +142,16 @@ def _status_by_descriptor(descriptor: int) -> int | None:
     return struct.unpack_from("i", info, _EXIT_CODE_OFFSET)[0] if mask & _PIDFD_INFO_EXIT else None
 
 
-def _status_of_zombie(pid: int) -> int | None:
+def _is_gone(process: Process) -> bool:
+    fields = _stat(process.pid)
+    return not fields or int(fields[_START_TIME]) != process.started or fields[_STATE] in _DEAD
+
+
+def _status_of_zombie(process: Process) -> int | None:
     """The wait status of a process that its parent has not reaped yet."""
-    fields = _stat(pid)
-    return int(fields[_EXIT_CODE]) if fields and fields[_STATE] == "Z" else None
+    fields = _stat(process.pid)
+    its_own = bool(fields) and int(fields[_START_TIME]) == process.started
+    return int(fields[_EXIT_CODE]) if its_own and fields[_STATE] in _DEAD else None
 
 
 def _stat(pid: int) -> list[str]:

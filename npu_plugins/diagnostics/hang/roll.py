@@ -67,11 +67,7 @@ class Roll:
         Raises:
             StoreGoneError: the store does not answer.
         """
-        lost = [
-            self._ended(*self.neighbours.ended(descriptor), now)
-            for descriptor in ready
-            if descriptor in self.neighbours.descriptors
-        ]
+        lost = [self._ended(process, absence, now) for process, absence in self._ends(ready)]
         for rank in [rank for rank, when in self._doubts.items() if now >= when]:
             del self._doubts[rank]
             lost.append(rank)
@@ -111,8 +107,13 @@ class Roll:
 
     def take_in(self, ready: Iterable[int]) -> None:
         """Note which neighbours ended, without an alarm: one is being answered."""
-        for descriptor in ready:
-            self._ended(*self.neighbours.ended(descriptor), time.monotonic())
+        for process, absence in self._ends(ready):
+            self._ended(process, absence, time.monotonic())
+
+    def _ends(self, ready: Iterable[int]) -> list[tuple[Process, Absence]]:
+        """Return which neighbours ended and how."""
+        seen = [descriptor for descriptor in ready if descriptor in self.neighbours.descriptors]
+        return [self.neighbours.ended(descriptor) for descriptor in seen] + self.neighbours.ended_unseen()
 
     def _ended(self, process: Process, absence: Absence, now: float) -> int | None:
         """Note the end of a process; returns its rank if it is lost for certain."""
@@ -201,7 +202,7 @@ class Roll:
         """Return an alarm if this rank waits, and the store has gone with rank 0 on another host."""
         if self.store_lost_at is None or 0 in self.gone or self.who.rank == 0:
             return None
-        neighbours = {process.rank for process in self.neighbours.descriptors.values()}
+        neighbours = {process.rank for process in self.neighbours.processes}
         silence = now - self.store_lost_at
         if 0 in neighbours or min(silence, max(waits.values(), default=0.0)) < SILENT_SECONDS:
             return None

@@ -37,7 +37,8 @@ REPORTS = "NPU_PLUGINS_REPORTS"
 REPORTS_DEFAULT = "npu-plugins-reports"
 INTERVAL = 1.0
 EARLY = 0.2
-"""The interval until a rank knows its neighbours; without a process group a look takes microseconds."""
+"""The interval until a rank knows its neighbours, and where no descriptor tells of their end. Without a
+process group a look takes microseconds."""
 HURRY = 0.05
 """The interval of a rank that is about to end."""
 RAISE_SECONDS = 1.0
@@ -117,7 +118,10 @@ class HangWatch(threading.Thread):
             return HURRY
         now = time.monotonic()
         begins = self._greeting is not None or now - self._begun < YOUNG_SECONDS
-        if begins if self.session is None else self.session.roll.expects_more(now):
+        if self.session is not None:
+            begins = self.session.roll.expects_more(now)
+            begins = begins or bool(self.session.roll.neighbours.polled)  # nothing else tells of their end
+        if begins:
             return min(self.interval, EARLY)
         return self.interval
 

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from npu_plugins.diagnostics.hang.findings import Absence
 from npu_plugins.diagnostics.hang.liveness import Neighbours, Process, started
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this system has no pidfd")
+
+@pytest.fixture(params=["pidfd", "no such system call", "a Python without it"], autouse=True)
+def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """This system as it is, and as one without descriptors of processes."""
+
+    def refuse(pid: int) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    if request.param == "no such system call":
+        monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
+    elif request.param == "a Python without it":
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    return request.param
 
 
 def child(code: str) -> subprocess.Popen[bytes]:
@@ -21,11 +35,18 @@ def child(code: str) -> subprocess.Popen[bytes]:
 
 
 def ended(neighbours: Neighbours) -> Absence:
-    poll = select.poll()
-    for descriptor in neighbours.descriptors:
-        poll.register(descriptor, select.POLLIN)
-    ((descriptor, _),) = poll.poll(30_000)
-    return neighbours.ended(descriptor)[1]
+    if neighbours.descriptors:
+        poll = select.poll()
+        for descriptor in neighbours.descriptors:
+            poll.register(descriptor, select.POLLIN)
+        ((descriptor, _),) = poll.poll(30_000)
+        return neighbours.ended(descriptor)[1]
+    deadline = time.monotonic() + 30
+    while not (found := neighbours.ended_unseen()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    ((_, absence),) = found
+    return absence
 
 
 @pytest.mark.parametrize(
@@ -44,7 +65,7 @@ def test_the_end_of_a_neighbour_is_told(code: str, expected: Absence) -> None:
     process.stdin.write(b"\n")
     process.stdin.close()
     assert ended(neighbours) == expected
-    assert not neighbours.descriptors
+    assert not neighbours.processes
     process.wait()
 
 
@@ -52,7 +73,7 @@ def test_a_later_process_of_the_same_number_is_not_the_neighbour() -> None:
     neighbours = Neighbours()
     here = Process(1, os.getpid(), started(os.getpid()) - 1)
     assert neighbours.add(here) == Absence("silent", "its process is gone")
-    assert not neighbours.descriptors
+    assert not neighbours.processes
 
 
 def test_a_process_that_is_gone_is_told_at_once() -> None:
