@@ -57,6 +57,7 @@ class CheckGradients(_OfTrainer):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Compare the parameters that training begins with."""
+        self._checked = -1
         if state.is_world_process_zero:
             start_records(args.output_dir, "gradients", state.global_step)
             start_records(args.output_dir, "parameters", state.global_step)

@@ -35,7 +35,7 @@ class RankMemory:
     reserved: int
     """By this rank's allocator, now."""
     peak: int
-    """Most that tensors took since the last measurement."""
+    """Most that tensors took, of the run so far unless somebody starts the statistics anew."""
     peak_reserved: int
     parameters: int = 0
     gradients: int = 0
