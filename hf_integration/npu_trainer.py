@@ -85,7 +85,7 @@ class NpuTrainer(InputChecks, ReplicaData, ReducedGradients, CheckpointingTraine
         if self.parallel.divides:
             named = inspect.signature(Trainer).bind_partial(model, args, *positional, **keywords)
             _check_inputs(model, named.arguments)
-        if self.args.world_size > 1:
+        if getattr(args, "world_size", 1) > 1:
             watch_for_hangs()
         super().__init__(model, args, *positional, **keywords)
         check_tokenizer(self.processing_class, getattr(self.model, "config", None))
