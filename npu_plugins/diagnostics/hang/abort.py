@@ -18,6 +18,7 @@ from typing import Any
 
 from npu_plugins.diagnostics.hang.dump import Frame
 from npu_plugins.diagnostics.hang.failure import Failure
+from npu_plugins.diagnostics.hang.in_flight import exception_in_flight
 
 LAST_RESORT_SECONDS = 40
 """The kernel ends the process then, should Python not get to run: the abort may be one of the heap's."""
@@ -70,7 +71,10 @@ def hold_aborts(tell: Callable[[Failure], None]) -> Callable[[], None]:
 
 
 def describe_abort() -> Failure:
-    """Return what there is to tell of an abort of the calling thread: its name, and where the program is."""
+    """Return what there is to tell of an abort of the calling thread.
+
+    That is its name, the C++ exception that nobody caught, and where the program is.
+    """
     name = ""
     with suppress(OSError):
         name = Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text(encoding="utf-8").strip()
@@ -79,6 +83,6 @@ def describe_abort() -> Failure:
     while frame is not None:
         stack.append(Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
         frame = frame.f_back
-    return Failure(
-        ABORT, f"abort() in the thread {name or 'of no name'}; the log above says why", tuple(stack)
-    )
+    why = exception_in_flight()
+    said = f": {why}" if why else "; the log above says why"
+    return Failure(ABORT, f"abort() in the thread {name or 'of no name'}{said}", tuple(stack))

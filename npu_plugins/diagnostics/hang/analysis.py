@@ -104,7 +104,9 @@ def _causes(
     if _reason(dumps) != "asked" or graph.waiting:
         unlike = find_other_members(history) + find_mismatches(history, source)
         unlike = unlike or find_unlike_pairs(history, source)
-        unlike = unlike or find_unlike_calls(dumps)
+        told = find_unlike_calls(dumps)  # where some rings cannot be read, the errors may show a majority
+        if told and (not unlike or len(told[0].ranks) < len(unlike[0].ranks)):
+            return told
         if unlike:
             return unlike
     busy = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 import time
 import traceback
@@ -17,6 +18,8 @@ from npu_plugins.diagnostics.hang.dump import Frame, RankDump
 from npu_plugins.diagnostics.hang.faults import is_consequence
 
 _MESSAGE_LENGTH = 4000
+_CODE = re.compile(r"\bE[A-Z]\d{4}\b")
+"""Of an error of CANN: EI0005."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,14 @@ class Failure:
         """Keep what there is to tell of an exception."""
         frames = [Frame(each.filename, each.lineno or 0, each.name) for each in traceback.extract_tb(trace)]
         return cls(kind.__name__, str(error)[:_MESSAGE_LENGTH], tuple(reversed(frames)), device_memory())
+
+    def with_codes_of(self, *texts: str) -> Failure:
+        """Return this with those lines of `texts` that have a code of CANN which the message has not."""
+        message = self.message
+        for line in (line for text in texts for line in text.splitlines()):
+            if not set(_CODE.findall(message)).issuperset(_CODE.findall(line)):
+                message += f"\n{line}"
+        return replace(self, message=message[: 2 * _MESSAGE_LENGTH])
 
 
 @dataclass(frozen=True)

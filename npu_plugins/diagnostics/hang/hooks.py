@@ -42,15 +42,20 @@ class ExceptionHook:
     previous: Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Show `error`; returns when the job's report is written, if this rank is of a job."""
+        """Show `error`; returns when the job's report is written, if this rank is of a job.
+
+        The watch knows of it before it is shown, which takes a while: another rank may want a dump meanwhile.
+        """
+        outermost, watch = sys.excepthook, self.watch
+        tells = os.getpid() == watch.pid and watch.is_alive() and not issubclass(kind, KeyboardInterrupt)
+        failure = None
+        if tells and not (isinstance(outermost, ExceptionHook) and outermost is not self):
+            failure = Failure.of(kind, error, trace)
+            watch.raised(failure)
         self.previous(kind, error, trace)
-        outermost = sys.excepthook
-        if isinstance(outermost, ExceptionHook) and outermost is not self:
-            return
-        sys.stderr.flush()
-        watch = self.watch
-        if os.getpid() == watch.pid and watch.is_alive() and not issubclass(kind, KeyboardInterrupt):
-            watch.failed(Failure.of(kind, error, trace))
+        if failure is not None:
+            sys.stderr.flush()
+            watch.failed(failure)
 
 
 def _aborts(watch: HangWatch, failure: Failure) -> None:

@@ -24,6 +24,8 @@ MENDS = {
     "root": "Name the same root on all ranks of the group.",
 }
 """What to do about calls that differ in an aspect."""
+UNDECIDED = "no majority tells which of them is right"
+"""Said where as many ranks called one thing as the other, so that all of them are named."""
 
 
 def find_mismatches(history: History, source: Source) -> list[Cause]:
@@ -116,36 +118,31 @@ def _cause(
     history: History, aspect: str, calls: Mapping[int, Call], sides: list[list[int]], source: Source
 ) -> Cause:
     odd = _odd(history, calls, sides)
-    others = [rank for rank in calls if rank not in odd]
     first = calls[min(odd)]
     label = history.label(min(odd), first.group)
-    told = [f"{the_ranks(odd)} called {_told(first, source)}"]
-    for side in sides:
-        apart = [other for other in side if other in others]
-        if apart:
-            told.append(f"{the_ranks(apart)} {_told(calls[min(apart)], source)}")
+    odd_first = sorted(sides, key=lambda side: (side[0] not in odd, side[0]))
+    told = [f"{the_ranks(side)} {_told(calls[side[0]], source)}" for side in odd_first]
+    told[0] = f"{the_ranks(odd_first[0])} called {_told(calls[odd_first[0][0]], source)}"
     members = ranks_text(history.members(min(odd), first.group))
-    sentence = f"In call number {first.sequence} of {label} (ranks {members}) "
+    sentence = f"In call number {first.sequence} of {label} (ranks {members}) {', but '.join(told)}"
     return Cause(
         aspect,
         tuple(sorted(odd)),
-        sentence + ", but ".join(told) + ".",
+        sentence + (f"; {UNDECIDED}." if len(odd) == sum(map(len, sides)) else "."),
         MENDS[aspect],
         min(call.created for call in calls.values()),
     )
 
 
 def _odd(history: History, calls: Mapping[int, Call], sides: list[list[int]]) -> list[int]:
-    """Return the ranks that are out of line: the fewer; of two equal sides the one that did something new."""
-    if len(sides) != 2:
-        return [rank for side in sides[:-1] for rank in side]
-    if len(sides[0]) < len(sides[1]):
-        return sides[0]
+    """Return the ranks that are out of line: all but the most; if no side is the largest, all that did
+    something new; if that does not tell either, all."""
+    right = sides[-1:] if len(sides[-1]) > len(sides[-2]) else []
     for depth in (1, 2):
-        new = [side for side in sides if _is_new(history, side[0], calls[side[0]], depth)]
-        if len(new) == 1:
-            return new[0]
-    return sorted(sides[0] + sides[1])
+        usual = [side for side in sides if not _is_new(history, side[0], calls[side[0]], depth)]
+        if not right and len(usual) == 1:
+            right = usual
+    return sorted(rank for side in sides if side not in right for rank in side)
 
 
 def _is_new(history: History, rank: int, call: Call, depth: int) -> bool:

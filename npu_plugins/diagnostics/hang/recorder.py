@@ -89,6 +89,8 @@ class Ring:
 
     def __init__(self) -> None:
         """Remember nothing yet."""
+        self.error = ""
+        """What a device in error said when it was asked: CANN tells each error to one thread only."""
         self._last: dict[str, list[Mapping[str, Any]]] = {}
 
     def calls(self) -> tuple[Call, ...]:
@@ -143,7 +145,8 @@ class Ring:
                         pickled = dump(True, stacks, False)
                     self._last[ring] = list(pickle.loads(pickled).get("entries", ()))
                     entries = self._last[ring]
-                except RuntimeError:  # events of a device in error cannot be asked
+                except RuntimeError as error:  # events of a device in error cannot be asked
+                    self.error = self.error or str(error)
                     entries = self._remembered(ring, pickle.loads(dump(False, False, False)))
                 found += [(ring, entry) for entry in entries]
         return found

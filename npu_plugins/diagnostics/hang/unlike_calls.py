@@ -7,13 +7,12 @@ ring; what each rank says then, of itself and of one that it differs from, names
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from npu_plugins.diagnostics.hang.dump import RankDump
 from npu_plugins.diagnostics.hang.findings import Cause
-from npu_plugins.diagnostics.hang.mismatch import MENDS
+from npu_plugins.diagnostics.hang.mismatch import MENDS, UNDECIDED
 from npu_plugins.diagnostics.hang.ranks_text import capital, the_ranks
 
 _CODE = "EI0005"
@@ -43,24 +42,22 @@ def find_unlike_calls(dumps: Mapping[int, RankDump]) -> list[Cause]:
     for rank, dump in dumps.items():
         if _CODE in dump.error:
             calls |= _read(rank, dump)
-    usual, count = Counter(calls.values()).most_common(1)[0] if calls else (None, 0)
-    if usual is None or count == len(calls):
+    sides: dict[_Told, list[int]] = {}
+    for rank, call in sorted(calls.items()):
+        sides.setdefault(call, []).append(rank)
+    if len(sides) < 2:
         return []
-    known = 2 * count > len(calls)  # else no majority says who is right
+    by_size = sorted(sides, key=lambda call: len(sides[call]))
+    usual = by_size[-1]
+    known = len(sides[usual]) > len(sides[by_size[-2]])  # else no majority says who is right
     odd = [rank for rank, call in sorted(calls.items()) if call != usual or not known]
-    first = (
-        calls[odd[0]] if calls[odd[0]] != usual else next(each for each in calls.values() if each != usual)
-    )
-    aspect = _aspect(first, usual)
-    others = [rank for rank in sorted(calls) if rank not in odd] or [
-        rank for rank in odd if calls[rank] == usual
-    ]
-    at_fault = [rank for rank in odd if calls[rank] != usual]
-    sentence = (
-        f"{capital(the_ranks(at_fault))} called {first}, but {the_ranks(others)} {usual} (HCCL's {_CODE})."
-    )
+    first = next(call for rank, call in sorted(calls.items()) if call != usual)
+    told = [f"{the_ranks(sides[first])} called {first}"]
+    told += [f"{the_ranks(sides[call])} {call}" for call in by_size if call != first]
+    why = f"(HCCL's {_CODE})" + ("" if known else f"; {UNDECIDED}")
     when = min(dumps[rank].taken for rank in calls if rank in dumps)
-    return [Cause(aspect, tuple(odd), sentence, MENDS[aspect], when)]
+    sentence = f"{capital(', but '.join(told))} {why}."
+    return [Cause(_aspect(first, usual), tuple(odd), sentence, MENDS[_aspect(first, usual)], when)]
 
 
 def _read(rank: int, dump: RankDump) -> dict[int, _Told]:

@@ -41,7 +41,7 @@ EARLY = 0.2
 process group a look takes microseconds."""
 HURRY = 0.05
 """The interval of a rank that is about to end."""
-RAISE_SECONDS = 1.0
+RAISE_SECONDS = 2.0
 QUIET_SECONDS = 1.5
 """For so long a rank that raises waits whether all others raise as well: then nobody hangs, and all have said
 why."""
@@ -65,6 +65,8 @@ class HangWatch(threading.Thread):
         self.answered = threading.Event()
         self.session: Session | None = None
         self._failure: Failure | None = None
+        self._raised: Failure | None = None
+        self._abort: Failure | None = None
         self._failed_at: float | None = None
         self._told_failure: float | None = None
         self.release_aborts: Callable[[], None] = lambda: None
@@ -77,10 +79,17 @@ class HangWatch(threading.Thread):
 
     # -- called by the main thread
 
+    def raised(self, failure: Failure) -> None:
+        """Take in the exception that ends this rank, for a dump that is taken while it is being shown."""
+        self._raised = failure
+
     def failed(self, failure: Failure) -> None:
-        """Tell the job that this rank ends with an exception; returns once the report is written."""
-        if self._failure is None or self._failure.kind == ABORT:  # an exception tells more than an abort
-            self._failure = failure
+        """Tell the job of the exception or abort that ends this rank; returns once the report is written."""
+        if failure.kind == ABORT:
+            self._abort = failure
+        else:
+            self._raised = failure
+        self._failure = self._known_failure()
         self._failed_at = time.monotonic()
         self.wakeup.poke()
         self.answered.wait(FAILURE_SECONDS)
@@ -111,6 +120,16 @@ class HangWatch(threading.Thread):
         self._end_greeting()
         self.answered.set()
         self._left.set()
+
+    def _known_failure(self) -> Failure | None:
+        """What ends this rank, rather the program's exception than an abort, and all that HCCL said of it.
+
+        HCCL tells each error once, to the thread that asks first: the program's, torch_npu's, or this one.
+        """
+        found = self._raised or self._abort
+        if found is None:
+            return None
+        return found.with_codes_of("" if self._abort is None else self._abort.message, self.ring.error)
 
     def _pause(self) -> float:
         """Seconds until the next look: few at the beginning and at the end of a job."""
@@ -189,12 +208,12 @@ class HangWatch(threading.Thread):
         return session.alarm("exception", f"rank {session.who.rank} raised {failure.kind}: {first}")
 
     def _let_it_raise(self) -> None:
-        """Wait a moment for this rank's exception, which says more than its place.
+        """Wait a moment for this rank's exception, which says more than its place, or than an abort.
 
         An error of HCCL reaches all members of a group, each when it next asks the device for something.
         """
         deadline = time.monotonic() + RAISE_SECONDS
-        while self._failure is None and time.monotonic() < deadline:
+        while self._raised is None and time.monotonic() < deadline:
             time.sleep(HURRY)
 
     def _answer(self, session: Session, alarm: Alarm) -> None:
@@ -205,7 +224,7 @@ class HangWatch(threading.Thread):
             session=session,
             ring=self.ring,
             alarm=alarm,
-            failure=lambda: self._failure,
+            failure=self._known_failure,
             waited=waited,
             timeout=self._limit(None, session.who.backend),
         )
@@ -214,7 +233,7 @@ class HangWatch(threading.Thread):
         self.wakeup.forget()
         if not alarm.ends_the_job:
             return
-        if self._failure is None:
+        if self._known_failure() is None:
             answer.end_process()
         answer.end_soon()
         # Nothing more is told of a job that has ended. An abort must not wait for Python any more: the main
@@ -256,7 +275,7 @@ class HangWatch(threading.Thread):
         if session is None:
             return
         session.roll.neighbours.close()
-        if self._failure is None:
+        if self._known_failure() is None:
             with suppress(StoreGoneError):  # it left before: then nobody is there to be told
                 session.board.leave(self.ring.sequences())
         session.board.store.close()

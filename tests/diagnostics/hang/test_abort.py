@@ -30,15 +30,17 @@ def program():
 
 release = hold_aborts(tell)
 {after}
-thread = threading.Thread(target=ctypes.CDLL(None).abort)  # lets go of the interpreter, as C++ does
+thread = threading.Thread(target={target})  # lets go of the interpreter, as C++ does
 thread.start()
 program()
 """
 
 
-def run(before: str = "", after: str = "") -> subprocess.CompletedProcess[str]:
+def run(
+    before: str = "", after: str = "", target: str = "ctypes.CDLL(None).abort"
+) -> subprocess.CompletedProcess[str]:
     """Run a program of which a thread of C aborts."""
-    program = PROGRAM.format(before=before, after=after)
+    program = PROGRAM.format(before=before, after=after, target=target)
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
 
 
@@ -48,7 +50,7 @@ def test_the_abort_waits_for_what_is_told(before: str) -> None:
     assert done.returncode == -signal.SIGABRT
     told, went_on = done.stdout.splitlines()
     assert told.startswith("Abort # abort() in the thread ")
-    assert told.endswith(("# program", "# wait", "# <module>"))
+    assert told.endswith(("# program", "# wait", "# start", "# <module>")), "where the main thread is"
     assert went_on == "the program went on meanwhile"
     assert ("Fatal Python error: Aborted" in done.stderr) == bool(before), "a handler before it has its turn"
 
@@ -57,6 +59,15 @@ def test_nothing_is_held_once_it_is_released() -> None:
     done = run(after="release()")
     assert done.returncode == -signal.SIGABRT
     assert done.stdout == ""
+
+
+def test_the_cpp_exception_that_nobody_caught_is_told() -> None:
+    """libstdc++ has a function that throws a std::runtime_error; what std::terminate prints of it is told."""
+    target = "ctypes.CDLL('libstdc++.so.6')._ZSt21__throw_runtime_errorPKc, args=(b'EI0005: unlike calls',)"
+    done = run(target=target)
+    assert done.returncode == -signal.SIGABRT
+    assert ": EI0005: unlike calls #" in done.stdout
+    assert "what():  EI0005: unlike calls" in done.stderr
 
 
 @pytest.mark.parametrize(

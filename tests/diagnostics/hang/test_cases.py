@@ -194,3 +194,30 @@ def test_dumps_of_no_job_and_of_two_jobs_are_refused() -> None:
         found()
     with pytest.raises(DiagnosticsError, match="of 2 and 3 ranks"):
         found(dump(0), dump(1, world_size=2))
+
+
+def test_where_no_majority_tells_all_are_named_each_with_its_call() -> None:
+    sizes = {0: (8,), 1: (9,), 2: (10,)}
+    for ranks in ((0, 1), (0, 1, 2)):
+        dumps = [dump(rank, call(1, shape=sizes[rank]), world_size=len(ranks)) for rank in ranks]
+        cause = first(*dumps)
+        assert (cause.kind, cause.ranks) == ("shape", ranks)
+        assert all(f"Float [{sizes[rank][0]}]" in cause.sentence for rank in ranks)
+        assert cause.sentence.endswith("; no majority tells which of them is right.")
+
+
+def test_without_a_majority_what_was_called_before_is_right() -> None:
+    before = [call(number, "completed") for number in (1, 2)]
+    cause = first(*(dump(rank, *before, call(3, shape=(8 + rank,))) for rank in range(3)))
+    assert (cause.kind, cause.ranks) == ("shape", (1, 2))
+    assert "but rank 0 all_reduce of Float [8]" in cause.sentence
+
+
+def test_errors_that_show_a_majority_are_believed_before_rings_that_do_not() -> None:
+    """Of a device in error the ring keeps the last calls back, but HCCL's error tells them."""
+    told = [f"rank {rank}: HcclAllReduce #3 (count {8 + rank % 2}, float32, root 0)" for rank in range(3)]
+    errors = [f"RuntimeError: EI0005: {told[rank]}; {told[other]}." for rank, other in enumerate((1, 0, 1))]
+    known = (call(3), call(3, shape=(9,)))
+    dumps = [dump(rank, *known[rank : rank + 1], error=error) for rank, error in enumerate(errors)]
+    cause = first(*dumps)
+    assert (cause.kind, cause.ranks) == ("shape", (1,))

@@ -51,6 +51,8 @@ def test_of_two_ranks_none_is_right() -> None:
     other = "HcclAllReduce #15 (count 3, float32, sum, root 0)"
     (cause,) = find_unlike_calls({0: dump(0, (0, 1), PLAIN, 1, other), 1: dump(1, (0, 1), other, 0, PLAIN)})
     assert (cause.kind, cause.ranks) == ("shape", (0, 1))
+    assert "AllReduce of 2 float32" in cause.sentence and "AllReduce of 3 float32" in cause.sentence
+    assert cause.sentence.endswith("; no majority tells which of them is right.")
 
 
 def test_without_such_an_error_nothing_is_found() -> None:
