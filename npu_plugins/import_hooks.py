@@ -112,6 +112,8 @@ def _npu_around_torch() -> Iterator[None]:
 def around_torch_npu(module: ModuleType) -> Iterator[None]:
     """Load the simulated CANN before torch_npu and its kernels after, or say what a real one lacks.
 
+    Afterwards garbage is collected on the device of the process, whichever thread collects it.
+
     While it is imported, what Python prints goes to stderr: torch_npu 2.13 prints "Warning: ASCEND_HOME_PATH
     environment variable is not set." to stdout (_init/registry/registry_manager.py, line 64), into the JSON
     of any command or script that imports it.
@@ -131,6 +133,9 @@ def around_torch_npu(module: ModuleType) -> Iterator[None]:
         check_pair()
         with contextlib.redirect_stdout(sys.stderr):
             yield
+    from npu_plugins.garbage import collect_on_device
+
+    collect_on_device(module)
     if not _is_one_of_several():  # of several ranks, the report explains the codes, once for all
         from npu_plugins.diagnostics.codes.uncaught import explain_uncaught
 

@@ -75,6 +75,7 @@ class HangWatch(threading.Thread):
         self._greeting: tuple[tuple[int, int], Greeting] | None = None
         self._clock = WaitClock(self._limit, self.ring.pending, stacks.waiting_spot)
         self._group_timeout: timedelta | None = None
+        self._has_device = False
         wait_limit(self.environ)  # refuses a setting that is no time, here and not in the thread
 
     # -- called by the main thread
@@ -156,6 +157,8 @@ class HangWatch(threading.Thread):
             if self._failure is not None and self._nobody_to_tell():
                 self.answered.set()
             return
+        if not self._has_device:
+            self._has_device = self._use_device(session.who.backend)
         now = time.monotonic()
         if self._failure is not None and self._all_fail_alike(session, self._failure, now):
             self.answered.set()
@@ -258,7 +261,6 @@ class HangWatch(threading.Thread):
 
     def _open_session(self, found: DefaultGroup, name: str) -> None:
         who = describe_rank(found)
-        self._use_device(who.backend)
         self._group_timeout = found.timeout
         board = Board(found.store, name, who.rank, self._reports())
         self.session = Session(found.key, who, board, Roll(board, who))
@@ -280,12 +282,17 @@ class HangWatch(threading.Thread):
                 session.board.leave(self.ring.sequences())
         session.board.store.close()
 
-    def _use_device(self, backend: str) -> None:
-        """Let this thread ask for the state of the device's events, which CANN answers within a context."""
+    def _use_device(self, backend: str) -> bool:
+        """Let this thread ask for the state of the device's events, which CANN answers within a context.
+
+        Returns whether it has the device of the process now, which may not have begun to use one. Never
+        another one: a context that this thread makes on device 0 ends the process (`npu_plugins.garbage`).
+        """
         module = accelerator() if "hccl" in backend else None
         index = None if module is None else device_index(module)
         if module is not None and index is not None:
             module.set_device(index)
+        return index is not None
 
     def _reports(self) -> Path:
         return Path(self.environ.get(REPORTS) or REPORTS_DEFAULT)
