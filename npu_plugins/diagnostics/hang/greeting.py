@@ -8,11 +8,13 @@ word that nobody has used, and rank 0 answers it.
 
 from __future__ import annotations
 
+import time
 import uuid
 from typing import Any
 
 from npu_plugins.diagnostics.hang.store import OwnStore, StoreGoneError
 
+_PAUSE = 0.05
 _PREFIX = "npu_plugins.hang.greeting"
 
 
@@ -32,9 +34,10 @@ class Greeting:
         """
         self.name: str | None = None
         """What all ranks of the group call it; None until this one knows."""
-        self._rank, self._others = rank, range(1, world_size)
+        self.rank, self._others = rank, range(1, world_size)
         self._word = uuid.uuid4().hex
         self._store = OwnStore(store, _PREFIX)
+        self._client = self._store.client
         self._heard: dict[int, str] = {}
         self._asked = False
         self._done = False
@@ -47,16 +50,36 @@ class Greeting:
         """
         if not self._done:
             try:
-                done = self._answer() if self._rank == 0 else self._ask()
+                done = self._answer() if self.rank == 0 else self._ask()
             except StoreGoneError:
                 self.close()
                 raise
             if done:
-                self.close()
+                self._end()
         return self.name
+
+    def wait(self, seconds: float) -> str | None:
+        """Look until the name is known, for so long at most.
+
+        Raises:
+            StoreGoneError: the store has ended.
+        """
+        deadline = time.monotonic() + seconds
+        while self.look() is None and not self._done and time.monotonic() < deadline:
+            time.sleep(_PAUSE)
+        return self.name
+
+    def take_client(self) -> Any:
+        """Return a connection to the store from which the board's can be made; it is not kept here."""
+        client, self._client = self._client, None
+        return client
 
     def close(self) -> None:
         """Let go of the store; a name that is not known by now stays so."""
+        self._end()
+        self._client = None
+
+    def _end(self) -> None:
         self._done = True
         self._store.close()
 
@@ -72,7 +95,7 @@ class Greeting:
 
     def _ask(self) -> bool:
         if not self._asked:
-            self._store.set(f"rank {self._rank}", self._word)
+            self._store.set(f"rank {self.rank}", self._word)
             self._asked = True
         self.name = self._store.get(f"answer to {self._word}")
         if self.name is None:

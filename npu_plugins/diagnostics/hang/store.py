@@ -37,6 +37,8 @@ class OwnStore:
         self._line = _line_to(_innermost(store))
         own = store.clone() if hasattr(store, "clone") else _second_client(_innermost(store))
         own.set_timeout(timedelta(seconds=SECONDS))
+        self.client: Any = own
+        """The second connection itself, of which others can be made; None once this is closed."""
         self._store: Any = dist.PrefixStore(prefix, own)
 
     def descriptors(self) -> list[int]:
@@ -55,7 +57,7 @@ class OwnStore:
 
     def close(self) -> None:
         """Let go of the store."""
-        self._store = None
+        self.client = self._store = None
         if self._line is not None:
             self._line.close()
 

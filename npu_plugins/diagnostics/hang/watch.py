@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from npu_plugins.comm.timeouts import wait_limit
 from npu_plugins.diagnostics.errors import DiagnosticsError
@@ -48,6 +49,8 @@ why."""
 FAILURE_SECONDS = 25.0
 """A rank that raises waits for the report no longer than this."""
 LEAVING_SECONDS = 2.0
+GREETING_SECONDS = 1.5
+"""A rank that is done before it knows the others waits so long to tell them."""
 
 
 class HangWatch(threading.Thread):
@@ -257,20 +260,29 @@ class HangWatch(threading.Thread):
             self._greeting = found.key, Greeting(found.store, found.rank, found.world_size)
         name = self._greeting[1].look()
         if self.session is None and name is not None:
-            self._open_session(found, name)
+            self._open_session(found, name, self._greeting[1].take_client())
 
-    def _open_session(self, found: DefaultGroup, name: str) -> None:
+    def _open_session(self, found: DefaultGroup, name: str, client: Any) -> None:
         who = describe_rank(found)
         self._group_timeout = found.timeout
-        board = Board(found.store, name, who.rank, self._reports())
+        board = Board(client, name, who.rank, self._reports())
         self.session = Session(found.key, who, board, Roll(board, who))
         self.session.roll.join()
         stay_outermost(self)
 
     def _end_greeting(self) -> None:
+        """Be done with a group; the others are told also if it ended before this rank had met them."""
         greeting, self._greeting = self._greeting, None
-        if greeting is not None:
-            greeting[1].close()
+        if greeting is None:
+            return
+        with suppress(StoreGoneError):
+            if greeting[1].name is None and self._known_failure() is None:
+                name = greeting[1].wait(GREETING_SECONDS)
+                if name is not None:
+                    board = Board(greeting[1].take_client(), name, greeting[1].rank, self._reports())
+                    board.leave(self.ring.sequences())
+                    board.store.close()
+        greeting[1].close()
 
     def _close_session(self) -> None:
         session, self.session = self.session, None
