@@ -21,7 +21,7 @@ from npu_plugins.comm.timeouts import wait_limit
 from npu_plugins.diagnostics.errors import DiagnosticsError
 from npu_plugins.diagnostics.hang import stacks
 from npu_plugins.diagnostics.hang.abort import ABORT, aborts_soon
-from npu_plugins.diagnostics.hang.answer import Answer, say
+from npu_plugins.diagnostics.hang.answer import Answer, defer_sigterm, say
 from npu_plugins.diagnostics.hang.board import Alarm, Board
 from npu_plugins.diagnostics.hang.failure import Failure, accelerator, device_index
 from npu_plugins.diagnostics.hang.greeting import Greeting
@@ -175,6 +175,8 @@ class HangWatch(threading.Thread):
         elif alarm is None:
             alarm = self._overdue(session, now)
         if alarm is not None:
+            if alarm.ends_the_job:
+                defer_sigterm()  # before the others are told, which takes time
             self._answer(session, session.sound(alarm))
 
     def _nobody_to_tell(self) -> bool:
