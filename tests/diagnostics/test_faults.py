@@ -21,9 +21,18 @@ pytestmark = pytest.mark.npu
 
 AT_ONCE = 5
 """Jobs that run side by side."""
+PRELOADED = (
+    "npu_plugins.diagnostics.hang.watch",
+    "npu_plugins.diagnostics.consistency",
+    "npu_plugins.diagnostics.nonfinite",
+    "npu_plugins.diagnostics.preflight",
+    "tests.diagnostics.faults.injected",
+    "tests.diagnostics.faults.unready",
+)
+"""What every rank would import."""
 CLEAN = Trial("none")
 TRIALS = [
-    *(Trial(fault, device) for device in ("npu", "cpu") for fault in HANGS),
+    *(Trial(fault, device) for fault in HANGS for device in ("npu", "cpu")),  # those that sleep side by side
     *(Trial(fault, environment=SLOW_LINK if fault == "slow_link" else ()) for fault in CHECKED),
     CLEAN,
 ]
@@ -32,6 +41,7 @@ TRIALS = [
 @pytest.fixture(scope="module")
 def ended(rank_pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> dict[Trial, Ending]:
     """What became of all jobs."""
+    rank_pool.preload(*PRELOADED)
     folder = tmp_path_factory.mktemp("faults")
     before = shared_memory()
     found: dict[Trial, Ending] = {}
