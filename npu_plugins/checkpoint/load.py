@@ -12,6 +12,7 @@ from torch import nn
 
 from npu_plugins.checkpoint.errors import CheckpointError
 from npu_plugins.checkpoint.files import CheckpointFiles
+from npu_plugins.checkpoint.undrawn import Undrawn
 from npu_plugins.comm import ProcessMesh
 from npu_plugins.tensor_parallel.filling import filled_like, full_shape
 from npu_plugins.tensor_parallel.plans import base_prefix
@@ -89,7 +90,7 @@ def without_weights(config: Any, model_class: Any, dtype: torch.dtype) -> Any:
         known = [getattr(transformers, name) for name in names if hasattr(transformers, name)]
         model_class = known[0] if known else transformers.AutoModelForCausalLM
     build = getattr(model_class, "_from_config", None) or model_class.from_config
-    with init_empty_weights(include_buffers=False):
+    with init_empty_weights(include_buffers=False), Undrawn():
         model = build(config, dtype=dtype)
     model.tie_weights()
     return model

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from npu_plugins.checkpoint.undrawn import Undrawn
 from npu_plugins.pipeline.errors import PipelineError
 
 PIECE = 1 << 16
@@ -92,7 +93,7 @@ class DrawingElsewhere(TorchDispatchMode):
 
 def without_weights(model_class: Any, config: Any, dtype: torch.dtype) -> tuple[Any, Registrations]:
     """Build a model with its parameters on the meta device and its buffers computed; nothing is drawn."""
-    with torch.random.fork_rng(devices=[]), Registrations(kept=set()) as registrations:
+    with torch.random.fork_rng(devices=[]), Registrations(kept=set()) as registrations, Undrawn():
         model = model_class._from_config(config, dtype=dtype)
     return model, registrations
 
