@@ -15,6 +15,8 @@ from npu_plugins.simulator.settings import SimulatorSettings, format_bytes, sett
 from npu_plugins.simulator.sources import COMPUTE_LIBRARY
 
 _ANNOUNCED = "NPU_SIM_ANNOUNCED"  # set for child processes, so that a job says it once
+_PR_SET_TIMERSLACK = 29  # prctl(2)
+_TIMER_SLACK_NS = 1_000_000
 
 
 @functools.cache
@@ -30,6 +32,7 @@ def load_cann() -> Path:
     # libascendcl first: the others are linked with it. RTLD_GLOBAL: torch_npu looks functions up by name.
     for path in sorted(built.glob("lib*.so"), key=lambda path: path.name != "libascendcl.so"):
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    _sleep_coarsely()
     _announce(settings)
     return built
 
@@ -57,6 +60,16 @@ def _refuse_beside_real_cann(settings: SimulatorSettings) -> None:
             f"NPU_SIM={settings.npus} is set, but this process has already loaded CANN from {loaded[0]}:"
             " unset NPU_SIM to use the card, or import torch before whatever loaded CANN."
         )
+
+
+def _sleep_coarsely() -> None:
+    """Let the waits of this process, of its threads and children end up to a millisecond late.
+
+    A thread of torch_npu 2.13 (`ReleaseQueue::PopFromReleaseQueue` in NPUQueue.cpp) looks for work after
+    every microsecond of sleep, as long as the process lives. Where the CPU does the NPUs' work, too, that took
+    up to half of the time of each rank; a wait that is woken by what it waits for ends as early as before.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(_TIMER_SLACK_NS), 0, 0, 0)
 
 
 def _announce(settings: SimulatorSettings) -> None:
