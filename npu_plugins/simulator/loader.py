@@ -66,8 +66,8 @@ def _sleep_coarsely() -> None:
     """Let the waits of this process, of its threads and children end up to a millisecond late.
 
     A thread of torch_npu 2.13 (`ReleaseQueue::PopFromReleaseQueue` in NPUQueue.cpp) looks for work after
-    every microsecond of sleep, as long as the process lives. Where the CPU does the NPUs' work, too, that took
-    up to half of the time of each rank; a wait that is woken by what it waits for ends as early as before.
+    every microsecond of sleep, as long as the process lives. Where the CPU does the NPUs' work, too, that
+    took up to half of the time of each rank. A wait ends as early as before when it is woken.
     """
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(_TIMER_SLACK_NS), 0, 0, 0)
 
