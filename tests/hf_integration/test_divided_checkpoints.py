@@ -46,7 +46,7 @@ def evaluate_alone(folder: Path) -> float:
 @pytest.mark.npu
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
 def test_saved_model_evaluates_to_the_loss_of_the_run(four: Ranks, family: str, tmp_path: Path) -> None:
-    run = Run(family, steps=4, after=save_and_evaluate).at(2, 2, 1)
+    run = Run(family, steps=2, after=save_and_evaluate).at(2, 2, 1)
     after = four.run(train_on_rank, run, tmp_path, "hccl", timeout=200)[0].after
     assert evaluate_alone(after["folder"]) == pytest.approx(after["eval_loss"], rel=TOLERANCE)
 

@@ -12,7 +12,7 @@ import torch
 
 from tests.harness.pool import RankPool
 from tests.hf_integration.comparing import same_log
-from tests.hf_integration.divided import Run, Sentences, train, train_on_rank
+from tests.hf_integration.divided import Record, Run, Sentences, train, train_on_rank
 from tests.pipeline.conftest import Ranks, kept
 
 
@@ -49,22 +49,28 @@ def evaluated(trainer: Any) -> dict[str, Any]:
 
 
 FEATURES: dict[str, Run] = {
-    "label smoothing": Run(layers=2, steps=5, flags={"label_smoothing_factor": 0.1}, after=evaluated),
+    "label smoothing": Run(layers=2, steps=3, flags={"label_smoothing_factor": 0.1}, after=evaluated),
     "a loss function of one's own": Run(
-        layers=2, steps=5, trainer={"compute_loss_func": squared}, after=evaluated
+        layers=2, steps=3, trainer={"compute_loss_func": squared}, after=evaluated
     ),
     "metrics of logits": Run(
         layers=2,
-        steps=5,
+        steps=4,
         trainer={"compute_metrics": accuracy, "preprocess_logits_for_metrics": choose},
         flags={"eval_strategy": "steps", "eval_steps": 2},
     ),
     "epochs": Run(layers=2, steps=-1, rows=22, flags={"num_train_epochs": 2, "logging_strategy": "epoch"}),
-    "no clipping": Run(layers=2, steps=5, flags={"max_grad_norm": 0.0}),
-    "tight clipping": Run(layers=2, steps=5, flags={"max_grad_norm": 0.1}),
-    "means of micro-batches": Run(layers=2, steps=5, flags={"average_tokens_across_devices": False}),
-    "recomputation": Run(layers=2, steps=5, flags={"gradient_checkpointing": True}),
+    "no clipping": Run(layers=2, steps=3, flags={"max_grad_norm": 0.0}),
+    "tight clipping": Run(layers=2, steps=3, flags={"max_grad_norm": 0.1}),
+    "means of micro-batches": Run(layers=2, steps=3, flags={"average_tokens_across_devices": False}),
+    "recomputation": Run(layers=2, steps=3, flags={"gradient_checkpointing": True}),
 }
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
+    """The plain Trainer in this process, by feature."""
+    return {name: train(run, tmp_path_factory.mktemp("one")) for name, run in FEATURES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +96,7 @@ LAYOUTS = {
 @pytest.mark.npu
 @pytest.mark.parametrize(("name", "layout"), [(name, each) for name in FEATURES for each in LAYOUTS[name]])
 def test_a_feature_of_the_trainer(
-    four: Ranks, name: str, layout: tuple[int, int, int], tmp_path: Path
+    four: Ranks, one: dict[str, Record], name: str, layout: tuple[int, int, int], tmp_path: Path
 ) -> None:
-    run = FEATURES[name]
-    wanted = train(run, tmp_path / "one")
-    same_log(four.run(train_on_rank, run.at(*layout), tmp_path / "four", "hccl", timeout=250), wanted)
+    run = FEATURES[name].at(*layout)
+    same_log(four.run(train_on_rank, run, tmp_path, "hccl", timeout=250), one[name])

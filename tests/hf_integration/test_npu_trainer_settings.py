@@ -29,8 +29,8 @@ def four(rank_pool: RankPool) -> Iterator[Ranks]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    """Six steps of the plain Trainer in one process."""
-    return train(Run(steps=6), tmp_path_factory.mktemp("plain"))
+    """Four steps of the plain Trainer in one process."""
+    return train(Run(steps=4), tmp_path_factory.mktemp("plain"))
 
 
 def config(stage: int = 0, **sections: Any) -> dict[str, Any]:
@@ -61,7 +61,7 @@ SETTINGS: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
 def test_losses_are_those_of_one_process(four: Ranks, plain: Record, name: str, tmp_path: Path) -> None:
     layout, flags = SETTINGS[name]
     precision = "bf16" if flags.get("bf16") else "fp16" if flags.get("fp16") else "fp32"
-    run = Run(steps=6, flags=flags).at(*layout)
+    run = Run(steps=4, flags=flags).at(*layout)
     if "deepspeed" in flags:
         run = replace(run, degrees_by_flag=False)
     for record in four.run(train_on_rank, run, tmp_path, "hccl", timeout=250):
@@ -98,9 +98,9 @@ def test_a_subclass_with_its_own_loss(four: Ranks, plain: Record, layout: Any, t
 @pytest.mark.parametrize("layout", [(2, 2, 1), (2, 1, 2)], ids=str)
 def test_weights_come_from_a_directory(four: Ranks, plain: Record, layout: Any, tmp_path: Path) -> None:
     make_model("llama").save_pretrained(tmp_path / "start")
-    run = replace(Run(steps=6).at(*layout), weights=str(tmp_path / "start"))
+    run = replace(Run(steps=2).at(*layout), weights=str(tmp_path / "start"))
     for record in four.run(train_on_rank, run, tmp_path / "out", "hccl", timeout=250):
-        assert record.values("loss") == pytest.approx(plain.values("loss"), rel=1e-5)
+        assert record.values("loss") == pytest.approx(plain.values("loss")[:2], rel=1e-5)
 
 
 def evaluate_only(trainer: Any) -> dict[str, float]:
@@ -110,7 +110,7 @@ def evaluate_only(trainer: Any) -> dict[str, float]:
 
 @pytest.mark.npu
 def test_evaluation_before_training_and_after(four: Ranks, tmp_path: Path) -> None:
-    run = Run(steps=2, flags={"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 1})
+    run = Run(steps=2, layers=2, flags={"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 1})
     wanted = train(run, tmp_path / "one")
     alone = replace(run, trains=False, after=evaluate_only)
     start = four.run(train_on_rank, alone.at(2, 2, 1), tmp_path / "alone", "hccl", timeout=250)[0]
