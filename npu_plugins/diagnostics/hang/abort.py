@@ -32,7 +32,12 @@ _OF_HCCL = re.compile(r"\bEI\d{4}\b|\b50704\d\b|\bhccl", re.IGNORECASE)
 
 def aborts_soon(failure: Failure) -> bool:
     """Return whether a failure is an abort, or of a kind after which torch_npu aborts the process."""
-    return failure.kind == ABORT or bool(_OF_HCCL.search(failure.message))
+    return failure.kind == ABORT or tells_of_hccl(failure.message)
+
+
+def tells_of_hccl(text: str) -> bool:
+    """Return whether an error is HCCL's, which all ranks of a group raise soon."""
+    return bool(_OF_HCCL.search(text))
 
 
 def hold_aborts(tell: Callable[[Failure], None]) -> Callable[[], None]:

@@ -14,7 +14,7 @@ from npu_plugins.diagnostics.hang.history import History
 from npu_plugins.diagnostics.hang.mismatch import find_mismatches, find_other_members
 from npu_plugins.diagnostics.hang.pairs import find_unlike_pairs
 from npu_plugins.diagnostics.hang.places import Source, main_stack, read_line, waits_in
-from npu_plugins.diagnostics.hang.stuck import blocked, gone_early, transfers
+from npu_plugins.diagnostics.hang.stuck import blocked, missed_ranks, transfers
 from npu_plugins.diagnostics.hang.summary import group_places, group_waits
 from npu_plugins.diagnostics.hang.unlike_calls import find_unlike_calls
 from npu_plugins.diagnostics.hang.waits import Graph, make_graph
@@ -113,12 +113,18 @@ def _causes(
         rank for rank, dump in dumps.items() if main_stack(dump) and not waits_in(main_stack(dump), source)
     }
     found = blocked(history, absent, graph, busy, source)
+    late = consequences(dumps, source)
+    failed = {rank for cause in late for rank in cause.ranks}
+    # Who raised that another rank did not come waited for it, though the ring of a device in error is silent.
+    others = [cause for cause in found if not failed.issuperset(cause.ranks)]
+    if others:
+        return others
+    for kind in ("left", "silent"):
+        away = {rank: absence for rank, absence in absent.items() if absence.kind == kind}
+        if late and away:
+            return [missed_ranks(away, late[0].ranks)]
     if found:
         return found
-    late = consequences(dumps, source)
-    left = {rank: absence for rank, absence in absent.items() if absence.kind == "left"}
-    if late and left:
-        return [gone_early(left, late[0].ranks)]
     if late or _reason(dumps) == "asked":
         return late
     return transfers(history, graph) or [

@@ -34,7 +34,7 @@ class Greeting:
         """
         self.name: str | None = None
         """What all ranks of the group call it; None until this one knows."""
-        self.rank, self._others = rank, range(1, world_size)
+        self.rank, self.world_size, self._others = rank, world_size, range(1, world_size)
         self._word = uuid.uuid4().hex
         self._store = OwnStore(store, _PREFIX)
         self._client = self._store.client

@@ -137,10 +137,10 @@ def _not_come(
     return _elsewhere(history, ranks, missed, longest, source)
 
 
-def gone_early(left: Mapping[int, Absence], failed: Collection[int]) -> Cause:
-    """Return the ranks that ended as if all was done, where `failed` ranks say that they miss another one."""
-    ranks = sorted(left)
-    return _not_there(left[ranks[0]], ranks, f"{capital(the_ranks(failed))} missed another rank in a call.")
+def missed_ranks(absent: Mapping[int, Absence], failed: Collection[int]) -> Cause:
+    """Return the ranks, absent in one way, that `failed` ranks miss, though their calls do not show it."""
+    ranks = sorted(absent)
+    return _not_there(absent[ranks[0]], ranks, f"{capital(the_ranks(failed))} missed another rank in a call.")
 
 
 def _behind(history: History, graph: Graph, told: Collection[int], ranks: list[int]) -> str:

@@ -20,8 +20,8 @@ from typing import Any
 from npu_plugins.comm.timeouts import wait_limit
 from npu_plugins.diagnostics.errors import DiagnosticsError
 from npu_plugins.diagnostics.hang import stacks
-from npu_plugins.diagnostics.hang.abort import ABORT, aborts_soon
-from npu_plugins.diagnostics.hang.answer import Answer, defer_sigterm, say
+from npu_plugins.diagnostics.hang.abort import ABORT, aborts_soon, tells_of_hccl
+from npu_plugins.diagnostics.hang.answer import MANY_RANKS, Answer, defer_sigterm, say
 from npu_plugins.diagnostics.hang.board import Alarm, Board
 from npu_plugins.diagnostics.hang.failure import Failure, accelerator, device_index
 from npu_plugins.diagnostics.hang.greeting import Greeting
@@ -38,10 +38,10 @@ REPORTS = "NPU_PLUGINS_REPORTS"
 REPORTS_DEFAULT = "npu-plugins-reports"
 INTERVAL = 1.0
 EARLY = 0.2
-"""The interval until a rank knows its neighbours, and where no descriptor tells of their end. Without a
-process group a look takes microseconds."""
+"""The interval until a rank knows its neighbours, one of many, and where no descriptor tells of their end."""
 HURRY = 0.05
-"""The interval of a rank that is about to end."""
+"""The interval of a rank that is about to end, and until one of a few knows its neighbours. Without a process
+group a look takes microseconds."""
 RAISE_SECONDS = 2.0
 QUIET_SECONDS = 1.5
 """For so long a rank that raises waits whether all others raise as well: then nobody hangs, and all have said
@@ -140,11 +140,15 @@ class HangWatch(threading.Thread):
         if self._failure is not None:
             return HURRY
         now = time.monotonic()
-        begins = self._greeting is not None or now - self._begun < YOUNG_SECONDS
-        if self.session is not None:
+        if self.session is None:
+            begins = self._greeting is not None or now - self._begun < YOUNG_SECONDS
+            few = self._greeting is None or self._greeting[1].world_size <= MANY_RANKS
+        else:
             begins = self.session.roll.expects_more(now)
-            begins = begins or bool(self.session.roll.neighbours.polled)  # nothing else tells of their end
-        if begins:
+            few = self.session.who.world_size <= MANY_RANKS
+        if begins and few:  # what befalls a rank before the others know it cannot be told
+            return min(self.interval, HURRY)
+        if begins or (self.session is not None and self.session.roll.neighbours.polled):
             return min(self.interval, EARLY)
         return self.interval
 
@@ -225,7 +229,7 @@ class HangWatch(threading.Thread):
             time.sleep(HURRY)
 
     def _answer(self, session: Session, alarm: Alarm) -> None:
-        if alarm.reason == "exception" and "hccl" in session.who.backend:
+        if alarm.reason == "exception" and (self._abort is not None or tells_of_hccl(alarm.sentence)):
             self._let_it_raise()
         waited = self._clock.longest
         answer = Answer(

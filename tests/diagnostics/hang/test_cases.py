@@ -221,3 +221,14 @@ def test_errors_that_show_a_majority_are_believed_before_rings_that_do_not() -> 
     dumps = [dump(rank, *known[rank : rank + 1], error=error) for rank, error in enumerate(errors)]
     cause = first(*dumps)
     assert (cause.kind, cause.ranks) == ("shape", (1,))
+
+
+@pytest.mark.parametrize("calls", [(), (call(1, "completed"),)], ids=["a silent ring", "the one before"])
+def test_a_rank_that_raised_for_another_is_not_the_cause_beside_one_that_is_silent(
+    calls: tuple[Call, ...],
+) -> None:
+    """Of a device in error the ring may tell nothing, so that its rank seems not to have come."""
+    error = "RuntimeError: NPU error, error code is 507048: EI0002: notify wait ended early"
+    dumps = [dump(0, call(1, "completed"), call(2), error=error), dump(2, *calls, error=error)]
+    causes = found(*dumps, absent={1: Absence("silent", "no answer for 5 s")}).causes
+    assert [(cause.kind, cause.ranks) for cause in causes] == [("silent", (1,))]
