@@ -114,9 +114,9 @@ def _causes(
     }
     found = blocked(history, absent, graph, busy, source)
     late = consequences(dumps, source)
-    failed = {rank for cause in late for rank in cause.ranks}
+    following = {rank for cause in late for rank in cause.ranks}
     # Who raised that another rank did not come waited for it, though the ring of a device in error is silent.
-    others = [cause for cause in found if not failed.issuperset(cause.ranks)]
+    others = [cause for cause in found if not following.issuperset(cause.ranks)]
     if others:
         return others
     for kind in ("left", "silent"):
