@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -36,11 +37,11 @@ def build_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``ds-config`` with ``argv`` (default: the command line) and return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    _ready_streams()
     # Only the module of a command that is named is imported: what the others import would delay it.
     names = tuple(words[:1]) if words and words[0] in COMMANDS else COMMANDS
-    args = build_parser(names).parse_args(words)
     try:
+        _ready_streams()
+        args = build_parser(names).parse_args(words)
         status = args.run(args)
         sys.stdout.flush()
     except DsConfigError as error:
@@ -55,7 +56,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return REFUSED
     except KeyboardInterrupt:
         return INTERRUPTED
+    finally:
+        if argv is None:
+            _let_an_interrupt_end_it()
     return status
+
+
+def _let_an_interrupt_end_it() -> None:
+    """Leave SIGINT to the system: while the interpreter ends, Python would answer it with a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not one that is ignored, as by nohup
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _ready_streams() -> None:

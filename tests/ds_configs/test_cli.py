@@ -62,6 +62,8 @@ def test_an_interrupt_ends_it_quietly() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=ROOT,
+        # A shell starts what it runs in the background, perhaps this very test, with the signal ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdin
     # More than a pipe holds: once it is written, the program has begun to read, and waits for more.
