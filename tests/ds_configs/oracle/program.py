@@ -6,10 +6,12 @@ A question is one JSON line, its answer another. An error of DeepSpeed's or HF's
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from hf_integration.host_only import keep_to_the_host
 from tests.ds_configs.memory.autograd_bytes import live
@@ -126,6 +128,43 @@ def steps(run: dict[str, Any]) -> int:
     return Trainer.set_initial_training_values(trainer, args, shard)[-1]
 
 
+def engines(configs: list[dict[str, Any]]) -> list[str]:
+    """What deepspeed.initialize says against each of the configurations; "" for nothing."""
+    import torch
+    from deepspeed import initialize
+
+    errors = []
+    launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    with mock.patch.dict(os.environ, launched):
+        for config in configs:
+            model = torch.nn.Linear(4, 4)
+            try:
+                initialize(model=model, model_parameters=model.parameters(), config=config)
+            except Exception as error:
+                errors.append(f"{type(error).__name__}: {error}")
+            else:
+                errors.append("")
+    return errors
+
+
+def schedulers(names: list[str]) -> dict[str, list[str]]:
+    """The parameters that torch's schedulers of these names need besides the optimizer."""
+    from inspect import signature
+
+    from torch.optim import lr_scheduler
+
+    return {
+        name: [
+            each.name
+            for each in signature(getattr(lr_scheduler, name)).parameters.values()
+            if each.default is each.empty
+            and each.kind == each.POSITIONAL_OR_KEYWORD
+            and each.name != "optimizer"
+        ]
+        for name in names
+    }
+
+
 def main() -> None:
     """Answer until the questions end."""
     keep_to_the_host()
@@ -139,7 +178,18 @@ def main() -> None:
     package.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     package.init_distributed("gloo")
     known: dict[str, Callable[..., Any]] = {
-        each.__name__: each for each in (deepspeed, hf, widths, defaults, steps, live, parameter_counts)
+        each.__name__: each
+        for each in (
+            deepspeed,
+            engines,
+            hf,
+            widths,
+            defaults,
+            steps,
+            schedulers,
+            live,
+            parameter_counts,
+        )
     }
     for line in sys.stdin:
         details = json.loads(line)
