@@ -50,6 +50,7 @@ class World:
     spec: WorldSpec
     connections: list[Connection | None]
     grace: float = 3.0
+    sleepers: frozenset[int] = frozenset()  # ranks that a test puts to sleep: nobody waits for those alone
     exits: dict[int, int] = field(default_factory=dict)  # rank -> exit code, negative for a signal
     broken: bool = False
 
@@ -94,7 +95,8 @@ class World:
         """Wait for one outcome per rank; kills the world if a rank died or hangs."""
         done: dict[int, Outcome] = {}
         deadline = time.monotonic() + timeout
-        while len(done) < self.size and time.monotonic() < deadline:
+        awaited = set(range(self.size)) - self.sleepers
+        while not awaited <= done.keys() and time.monotonic() < deadline:
             failed_before = any(not outcome.ok for outcome in done.values())
             self._receive(done, min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
             if not failed_before and any(not outcome.ok for outcome in done.values()):

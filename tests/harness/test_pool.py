@@ -145,6 +145,16 @@ def test_a_hanging_rank_is_dumped_and_killed_and_the_pool_lives(rank_pool: RankP
         assert world.run(rank_number) == [0, 1]
 
 
+def test_nobody_waits_for_a_rank_that_is_known_to_sleep_alone(rank_pool: RankPool) -> None:
+    with rank_pool.world(3, "gloo") as world:
+        world.sleepers = frozenset({1})
+        start = time.perf_counter()
+        outcomes = world.outcomes(sleep_on, 1, 1000.0)
+        assert time.perf_counter() - start < 30, "not the 60 s that others would be waited for"
+    assert [outcome.kind for outcome in outcomes] == ["returned", "hung", "returned"]
+    assert "in sleep_on" in outcomes[1].text
+
+
 def test_a_dying_rank_is_told_and_the_pool_lives(rank_pool: RankPool) -> None:
     with rank_pool.world(3, "gloo") as world:
         with pytest.raises(RankFailure) as caught:

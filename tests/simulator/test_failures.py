@@ -102,6 +102,7 @@ def test_peers_of_an_absent_rank_name_it(action: str, rank_pool: RankPool) -> No
     env = {"HCCL_EXEC_TIMEOUT": str(EXEC_TIMEOUT), "NPU_SIM_NODE": NODE}
     with rank_pool.world(3, env=env) as world:
         world.grace = EXEC_TIMEOUT + SLACK
+        world.sleepers = frozenset({1}) if action == "sleep" else frozenset()
         start = time.monotonic()
         outcomes = world.outcomes(reduce_once, 1, action, timeout=EXEC_TIMEOUT + SLACK)
         elapsed = time.monotonic() - start
@@ -121,7 +122,7 @@ def test_a_rank_that_never_joins_ends_the_connection_attempt(rank_pool: RankPool
         torch.npu.synchronize()
 
     with rank_pool.world(2, env={"HCCL_CONNECT_TIMEOUT": "3", "NPU_SIM_NODE": NODE}) as world:
-        world.grace = 1.0
+        world.sleepers = frozenset({1})
         outcomes = world.outcomes(join, timeout=3 + SLACK)
     assert outcomes[0].kind in ("raised", "died"), told(outcomes[0])
     assert "EI0006" in told(outcomes[0]), told(outcomes[0])
