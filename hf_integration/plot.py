@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 from hf_integration.errors import TrainingInputError
 
 
@@ -38,6 +35,10 @@ def plot_losses(history: Sequence[dict[str, Any]], path: Path, title: str) -> Pa
     Raises:
         TrainingInputError: ``history`` holds no loss.
     """
+    # Not above: most ranks draw nothing, and would start half a second later.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     unit = loss_unit(history)
     curves = {
         "training": (series(history, unit.key), "-"),

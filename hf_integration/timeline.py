@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_integration.device import platform_label, ranks_in_words
@@ -19,6 +15,9 @@ from npu_plugins.pipeline.schedules.chrome_trace import parse_chrome_trace
 from npu_plugins.pipeline.schedules.schedule import Placement
 from npu_plugins.pipeline.schedules.svg import COLOURS, WORDS
 from npu_plugins.pipeline.schedules.timeline import label
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 TRACE_NAME, PICTURE_NAME = "pipeline-timeline.json", "pipeline-timeline.png"
 WIDTH, DPI = 14.0, 110
@@ -90,6 +89,11 @@ def plot_timeline(spans: Sequence[Span], path: Path, title: str) -> Path:
     A row for each rank of the pipeline says how long that rank idled. A bar is an action, its label where it
     fits: ``F3`` the forward of micro-batch 3, with a letter for the rank's stage where it has several.
     """
+    # Not above: most ranks draw nothing, and would start half a second later.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
     placement = placement_of(spans)
     figure = Figure(figsize=(WIDTH, 1.6 + 0.7 * placement.ranks), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
