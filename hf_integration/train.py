@@ -18,9 +18,8 @@ from hf_integration.host_only import keep_to_the_host, wants_host_only
 def import_job() -> tuple[Callable[[Sequence[str]], None], Callable[[], None]]:
     """Return the run and what every rank does after it; not imported above: keep_to_the_host() comes first.
 
-    The garbage collector rests meanwhile. It would walk over the half million objects of torch and
-    transformers again and again, a tenth of the time of the imports and a third of a short run's, and they
-    stay to the end.
+    The garbage collector rests meanwhile, and leaves out what was imported from then on: it would walk again
+    and again over torch and transformers, which stay to the end, for a tenth of the time of the imports.
     """
     if "hf_integration.job" not in sys.modules:
         collected = gc.isenabled()
