@@ -15,7 +15,16 @@ import torch.distributed as dist
 
 from ds_configs.parallel import ParallelConfig
 from npu_plugins.comm import ProcessMesh
-from npu_plugins.diagnostics.preflight import Fact, Preflight, PreflightError, Report, Settings, facts_of, run
+from npu_plugins.diagnostics.preflight import (
+    Fact,
+    Preflight,
+    PreflightError,
+    Report,
+    Settings,
+    facts_of,
+    links,
+    run,
+)
 from npu_plugins.diagnostics.preflight.place import Place
 
 
@@ -36,10 +45,17 @@ class Case:
     clocks: Sequence[float] = ()
     """By rank, seconds that its clock is ahead."""
     settings: dict[str, Any] = field(default_factory=dict)
+    latency_repeats: int = links.LATENCY_REPEATS
 
 
 def fly(case: Case) -> tuple[Report, bool, float]:
     """On a rank: return the report, whether it was told here, and how many seconds it took."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(links, "LATENCY_REPEATS", case.latency_repeats)
+        return _fly(case)
+
+
+def _fly(case: Case) -> tuple[Report, bool, float]:
     rank = dist.get_rank()
     told: list[Report] = []
     began = time.monotonic()

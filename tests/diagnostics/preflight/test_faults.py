@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,10 +16,12 @@ from npu_plugins.diagnostics.preflight import Report
 from tests.accelerator.conftest import KeptWorld
 from tests.diagnostics.preflight import cases
 from tests.diagnostics.preflight.cases import Case, configuration, fly
-from tests.harness import World
+from tests.harness import Outcome, World
 from tests.harness.npu import why_no_npu
 from tests.harness.pool import RankPool
 
+PRELOADED = ("npu_plugins.diagnostics.preflight", "npu_plugins.comm", "tests.diagnostics.preflight.cases")
+"""What every rank would import."""
 LAYOUTS = [ParallelConfig(dp=4), ParallelConfig(tp=2, dp=2), ParallelConfig(tp=2, pp=2)]
 
 
@@ -26,6 +30,7 @@ def four_ranks(rank_pool: RankPool, request: pytest.FixtureRequest) -> Iterator[
     reason = why_no_npu() if request.param == "hccl" else None
     if reason:
         pytest.skip(reason)
+    rank_pool.preload(*PRELOADED)
     with rank_pool.world(4, request.param) as world:
         yield KeptWorld(world)
 
@@ -89,15 +94,17 @@ def corrupt(flight: object, facts: list) -> None:
 
 
 def test_a_slow_rank_and_a_slow_link(four_ranks: KeptWorld) -> None:
-    (finding,) = report_of(four_ranks, Case(LAYOUTS[0], at_fault=3, otherwise=slow_down(None))).findings
+    slow = Case(LAYOUTS[0], at_fault=3, otherwise=slow_down(None), latency_repeats=3)
+    (finding,) = report_of(four_ranks, slow).findings
     assert (finding.kind, finding.level, finding.ranks) == ("slow", "error", (3,))
     assert "rank 3 (host " in finding.what and "is slow on all of its 3 links" in finding.what
-    (finding,) = report_of(four_ranks, Case(LAYOUTS[0], at_fault=0, otherwise=slow_down(2))).findings
+    slow = replace(slow, at_fault=0, otherwise=slow_down(2))
+    (finding,) = report_of(four_ranks, slow).findings
     assert (finding.kind, finding.level, finding.ranks) == ("slow", "error", (0, 2))
 
 
 def slow_down(other: int | None):  # type: ignore[no-untyped-def]
-    """Return what makes exchanges with one rank, or all, take 8 ms longer in the next preflight."""
+    """Return what makes exchanges with one rank, or all, take 25 ms longer in the next preflight."""
 
     def otherwise(flight: cases.Preflight, facts: list) -> None:
         from npu_plugins.diagnostics.preflight import links
@@ -106,7 +113,7 @@ def slow_down(other: int | None):  # type: ignore[no-untyped-def]
 
         def measure(mesh, link, size):  # type: ignore[no-untyped-def]
             def synchronize(device):  # type: ignore[no-untyped-def]
-                time.sleep(0.004)
+                time.sleep(0.0125)  # together beyond what a busy host excuses
                 usual(device)
 
             if other is None or other in (link.low, link.high):
@@ -156,46 +163,91 @@ def cases_topology():  # type: ignore[no-untyped-def]
     return Topology(ParallelConfig(tp=4))
 
 
-@pytest.mark.parametrize(
-    ("otherwise", "kind", "words"),
-    [
-        (cases.raise_in_the_collectives, "failed", "rank 2 (host {}) failed in the phase collectives: OutOf"),
-        (
-            cases.sleep_in_the_collectives,
-            "stuck",
-            "rank 2 (host {}) did not get through the phase collectives",
-        ),
-    ],
-    ids=["a rank that fails", "a rank that never enters"],
+def threads_after(case: Case) -> list[str]:
+    """On a rank: the threads that a preflight leaves."""
+    fly(case)
+    return [each.name for each in threading.enumerate() if each.name == "preflight"]
+
+
+def sleeps(seconds: float):  # type: ignore[no-untyped-def]
+    """Return what makes a rank come so much later."""
+    return lambda flight, facts: time.sleep(seconds)
+
+
+GLOO, HCCL = "gloo", "hccl"
+FAILS, SLEEPS, DIES = (
+    cases.raise_in_the_collectives,
+    cases.sleep_in_the_collectives,
+    cases.kill_in_the_collectives,
 )
-@pytest.mark.ranks(4, backend="gloo")
-def test_a_rank_that_others_wait_for(ranks: World, otherwise, kind: str, words: str) -> None:  # type: ignore[no-untyped-def]
-    case = Case(LAYOUTS[0], limit=2.0, at_fault=2, otherwise=otherwise)
-    began = time.monotonic()
-    results = ranks.run(fly, case)
-    assert time.monotonic() - began < 12, "within the limit and 10 s"
+ALONE = {  # name: backend, function of each rank, case; those that take long come first
+    "first is early": (GLOO, cases.with_little_grace, Case(LAYOUTS[0], 3.0, at_fault=0, otherwise=FAILS)),
+    "first does not come": (GLOO, fly, Case(LAYOUTS[0], 1.0, at_fault=0, otherwise=sleeps(2))),
+    "does not come": (GLOO, fly, Case(LAYOUTS[0], 1.5, at_fault=1, otherwise=sleeps(3))),
+    "fails": (GLOO, fly, Case(LAYOUTS[0], 2.0, at_fault=2, otherwise=FAILS)),
+    "never enters": (GLOO, fly, Case(LAYOUTS[0], 2.0, at_fault=2, otherwise=SLEEPS)),
+    "killed gloo": (GLOO, fly, Case(LAYOUTS[0], 30.0, at_fault=2, otherwise=DIES)),
+    "killed hccl": (HCCL, fly, Case(LAYOUTS[0], 30.0, at_fault=2, otherwise=DIES)),
+    "threads": (GLOO, threads_after, Case(LAYOUTS[0])),
+}
+AT_ONCE = 3
+"""Worlds side by side, beside the one of `four_ranks`: most of their time is waiting."""
+
+
+@pytest.fixture(scope="module")
+def alone(rank_pool: RankPool) -> dict[str, list[Outcome]]:
+    """What became of the ranks of each case, in a world of its own: the fault may leave it unusable."""
+    rank_pool.preload(*PRELOADED)
+    found = {}
+    names = [name for name in ALONE if ALONE[name][0] == GLOO or not why_no_npu()]
+    for first in range(0, len(names), AT_ONCE):
+        with ExitStack() as stack:
+            batch = names[first : first + AT_ONCE]
+            worlds = {name: stack.enter_context(rank_pool.world(4, ALONE[name][0])) for name in batch}
+            for name, world in worlds.items():
+                world.grace = 20.0
+                world.begin(*ALONE[name][1:])
+            for name, world in worlds.items():
+                found[name] = world.collect(60.0)
+    return found
+
+
+def values(outcomes: list[Outcome]) -> list[Any]:
+    """Return what the ranks returned, which all did."""
+    assert all(outcome.ok for outcome in outcomes), outcomes
+    return [outcome.value for outcome in outcomes]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("fails", "failed", "rank 2 (host {}) failed in the phase collectives: OutOf"),
+        ("never enters", "stuck", "rank 2 (host {}) did not get through the phase collectives"),
+    ],
+)
+def test_a_rank_that_others_wait_for(
+    name: str, kind: str, words: str, alone: dict[str, list[Outcome]]
+) -> None:
+    results = values(alone[name])
+    assert all(seconds < 12 for _, _, seconds in results), "within the limit and 10 s"
     report = results[0][0]
     assert [(each.kind, each.ranks) for each in report.findings] == [(kind, (2,))]
     assert report.findings[0].what.startswith(words.format(cases.Place.here(0).host))
     assert [each[0] for each in results] == [report] * 4
 
 
-@pytest.mark.ranks(4, backend="gloo")
-def test_the_first_rank_is_done_early(ranks: World) -> None:
+def test_the_first_rank_is_done_early(alone: dict[str, list[Outcome]]) -> None:
     """It waits for the others' words as long as they may work, though it fails itself or has less to do."""
-    case = Case(LAYOUTS[0], limit=3.0, at_fault=0, otherwise=cases.raise_in_the_collectives)
-    for failing, ready in ranks.run(cases.with_little_grace, case):
+    for failing, ready in values(alone["first is early"]):
         assert [(each.kind, each.ranks) for each in failing.findings] == [("failed", (0,))]
         assert ready.findings == []
 
 
-@pytest.mark.parametrize(
-    "at", [pytest.param(backend, marks=pytest.mark.ranks(4, backend=backend)) for backend in ("gloo", "hccl")]
-)
-def test_a_rank_that_is_killed(ranks: World, at: str) -> None:
-    case = Case(LAYOUTS[0], limit=30.0, at_fault=2, otherwise=cases.kill_in_the_collectives)
-    ranks.grace = 20.0
-    outcomes = ranks.outcomes(fly, case)
+@pytest.mark.parametrize("at", [GLOO, HCCL])
+def test_a_rank_that_is_killed(at: str, alone: dict[str, list[Outcome]]) -> None:
+    if f"killed {at}" not in alone:
+        pytest.skip(str(why_no_npu()))
+    outcomes = alone[f"killed {at}"]
     assert [outcome.kind for outcome in outcomes] == ["returned", "returned", "died", "returned"]
     for outcome in (outcomes[0], outcomes[1], outcomes[3]):
         report, _, seconds = outcome.value
@@ -204,10 +256,8 @@ def test_a_rank_that_is_killed(ranks: World, at: str) -> None:
         assert seconds < 10, "it is seen at once, not at the limit"
 
 
-@pytest.mark.ranks(4, backend="gloo")
-def test_a_rank_that_does_not_come(ranks: World) -> None:
-    case = Case(LAYOUTS[0], limit=1.5, at_fault=1, otherwise=lambda flight, facts: time.sleep(3))
-    results = ranks.run(fly, case)
+def test_a_rank_that_does_not_come(alone: dict[str, list[Outcome]]) -> None:
+    results = values(alone["does not come"])
     report = results[0][0]
     assert [(each.kind, each.ranks) for each in report.findings] == [("missing", (1,))]
     assert report.findings[0].what.startswith("rank 1 (host ")
@@ -215,22 +265,12 @@ def test_a_rank_that_does_not_come(ranks: World) -> None:
     assert results[1][0] == report, "who comes too late is told, too"
 
 
-@pytest.mark.ranks(4, backend="gloo")
-def test_the_first_rank_does_not_come(ranks: World) -> None:
-    case = Case(LAYOUTS[0], limit=1.0, at_fault=0, otherwise=lambda flight, facts: time.sleep(2))
-    results = ranks.run(fly, case)
-    for report, told, _ in results[1:]:
+def test_the_first_rank_does_not_come(alone: dict[str, list[Outcome]]) -> None:
+    for report, told, _ in values(alone["first does not come"])[1:]:
         assert [(each.kind, each.ranks) for each in report.findings] == [("lost", (0,))]
         assert "rank 0 has not answered for 1 s" in report.findings[0].what
         assert told, "each says it, since who tells for all is missing"
 
 
-@pytest.mark.ranks(4, backend="gloo")
-def test_no_thread_stays(ranks: World) -> None:
-    assert ranks.run(threads_after, Case(LAYOUTS[0])) == [[]] * 4
-
-
-def threads_after(case: Case) -> list[str]:
-    """On a rank: the threads that a preflight leaves."""
-    fly(case)
-    return [each.name for each in threading.enumerate() if each.name == "preflight"]
+def test_no_thread_stays(alone: dict[str, list[Outcome]]) -> None:
+    assert values(alone["threads"]) == [[]] * 4
