@@ -31,7 +31,7 @@ def four(rank_pool: RankPool) -> Iterator[Ranks]:
 
 def forgetful_model() -> Any:
     """Return a model with dropout, of which every mask hangs on the generators' states."""
-    config = model_config("gpt2")
+    config = model_config("gpt2", layers=2)
     torch.manual_seed(7)
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.2
     return AutoModelForCausalLM.from_config(config)

@@ -10,7 +10,7 @@ from transformers import Trainer
 
 from tests.hf_integration.divided import Run, Sentences, make_model
 
-STEPS = 10
+STEPS = 6
 LAYERS = {"llama": 4, "qwen2": 2, "gpt2": 2}
 
 

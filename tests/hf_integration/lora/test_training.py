@@ -97,16 +97,16 @@ def _count(tensor: object) -> int:
 
 @pytest.mark.npu
 def test_a_run_goes_on_at_other_layouts(four: Ranks, one: dict[str, Record], tmp_path: Path) -> None:
-    run = adapting("qwen2", flags={"save_strategy": "steps", "save_steps": 5, "allow_layout_change": True})
-    first = replace(run.at(2, 2, 1), stop_at=5)
+    run = adapting("qwen2", flags={"save_strategy": "steps", "save_steps": 3, "allow_layout_change": True})
+    first = replace(run.at(2, 2, 1), stop_at=3)
     four.run(train_on_rank, first, tmp_path / "first", "hccl", timeout=250)
-    checkpoint = str(tmp_path / "first" / "checkpoint-5")
+    checkpoint = str(tmp_path / "first" / "checkpoint-3")
     assert loaded("qwen2", Path(checkpoint)) is not None
     again = replace(run, resume=checkpoint)
     second = replace(again.at(2, 1, 2), flags={**run.flags, "zero_stage": 2})
     records = four.run(train_on_rank, second, tmp_path / "second", "hccl", timeout=250)
-    compare(records, one["qwen2"], first=5)
-    compare([train(again, tmp_path / "third")], one["qwen2"], first=5)
+    compare(records, one["qwen2"], first=3)
+    compare([train(again, tmp_path / "third")], one["qwen2"], first=3)
 
 
 @pytest.mark.npu
