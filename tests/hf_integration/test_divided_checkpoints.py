@@ -74,6 +74,7 @@ def test_best_model_is_kept_and_training_stops_early(four: Ranks, layout: Any, t
         "save_total_limit": 1,
     }
     run = Run(
+        layers=2,
         flags=flags,
         trainer={"callbacks": [EarlyStoppingCallback(early_stopping_patience=2)]},
         after=save_and_evaluate,
