@@ -127,7 +127,7 @@ def test_dropout_is_alike_where_inputs_are_and_repeated_by_recomputation(four: R
 
 @pytest.mark.npu
 def test_weights_that_zero3_has_divided_are_merged_whole(four: Ranks, tmp_path: Path) -> None:
-    run = adapting("llama", flags={"zero_stage": 3}, steps=2, after=merged_under_zero3)
+    run = adapting("llama", flags={"zero_stage": 3}, layers=2, steps=2, after=merged_under_zero3)
     records = four.run(train_on_rank, run.at(1, 1, 4), tmp_path, "hccl", timeout=250)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert logits_sum(merged) == pytest.approx(records[0].after, rel=TOLERANCE)
