@@ -1,11 +1,14 @@
-"""The training program on two NPUs under the deepspeed launcher, against one process on the CPU."""
+"""The training program on two NPUs, against one process on the CPU.
+
+On ranks of the pool: what the launchers add is shown by test_documents_commands and test_accelerate_launch.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -15,15 +18,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ds_configs.generate import ConfigRequest, generate, to_text
 from ds_configs.presets import load_preset, preset_names, preset_path, preset_request
-from hf_integration.byte_tokenizer import build_byte_tokenizer
 from hf_integration.data import DataArguments, load_data
-from hf_integration.models import build_model, model_config
 from hf_integration.train import main
-from tests.harness.npu import rank_environment
-from tests.hf_integration.runs import launch, logged
+from tests.harness.pool import RankPool
+from tests.hf_integration.runs import do_on_ranks, logged
 
 PRECISIONS = ("fp32", "bf16", "fp16")
-STEPS = ["--max_steps", "10", "--learning_rate", "3e-3", "--logging_steps", "1", "--disable_tqdm", "true"]
+STEPS = ["--max_steps", "6", "--learning_rate", "3e-3", "--logging_steps", "1", "--disable_tqdm", "true"]
 # The presets that leave batch and precision to the flags, and divide no layer.
 BY_FLAGS = [
     name
@@ -40,24 +41,13 @@ OTHERS = {
     "zero3_nvme": ["--bf16", "--per_device_train_batch_size", "4"],
     "zero1_tp2": ["--bf16", "--per_device_train_batch_size", "8"],
 }
-# Enough text for three steps of 256 sequences.
-LARGER = ["--block_size", "32", "--stdlib_bytes", "40000", "--max_eval_blocks", "8", "--sample_tokens", "0"]
+# Enough text for three steps of 256 sequences, which are short: a simulated NPU computes fp16 slowly.
+LARGER = ["--block_size", "8", "--stdlib_bytes", "20000", "--max_eval_blocks", "8", "--sample_tokens", "0"]
 OTHER_STEPS = ["--max_steps", "3", "--learning_rate", "1e-3", *STEPS[4:]]
 # DeepSpeed reports no gradient norm where it hands the optimizer back unwrapped.
 WITH_NORM = [combination for combination in COMBINATIONS if combination != ("zero0", "fp32")]
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}
 DATA = ["--block_size", "32", "--stdlib_bytes", "20000", "--max_eval_blocks", "8", "--sample_tokens", "0"]
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model to start from, so that the stages do not differ in how they draw initial weights."""
-    folder = tmp_path_factory.mktemp("start")
-    tokenizer = build_byte_tokenizer()
-    torch.manual_seed(0)
-    build_model(model_config(None, "tiny-llama", tokenizer), None).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +60,8 @@ def reference(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def on_npus(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All runs of this file on two NPUs, one launch.
+def on_npus(start: Path, rank_pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All runs of this file on two NPUs, in one world.
 
     Each preset in each precision has a folder ``preset-precision``, each of OTHERS one with its name.
     """
@@ -82,8 +72,7 @@ def on_npus(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         argv += ["--per_device_train_batch_size", "4", "--output_dir", str(folder / f"{preset}-{precision}")]
         runs.append([*argv, *DATA, *STEPS, *([] if precision == "fp32" else [f"--{precision}"])])
     runs += runs_of_the_others(start, folder)
-    (folder / "runs.json").write_text(json.dumps(runs), encoding="utf-8")
-    launch("tests/hf_integration/runs.py", [str(folder / "runs.json")], rank_environment(), timeout=900)
+    do_on_ranks(rank_pool, runs)
     return folder
 
 
@@ -108,7 +97,7 @@ def test_losses_equal_one_process_on_the_cpu(
     on_npus: Path, reference: Path, preset: str, precision: str
 ) -> None:
     expected = logged(reference, "loss")
-    assert len(expected) == 10
+    assert len(expected) == 6
     assert min(logged(reference, "grad_norm")) > 1.0  # gradient clipping takes part at every step
     losses = logged(on_npus / f"{preset}-{precision}", "loss")
     assert losses == pytest.approx(expected, rel=TOLERANCE[precision])
@@ -156,19 +145,29 @@ def has_libaio() -> bool:
     )
 
 
+@pytest.fixture(scope="module")
+def larger(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The run of OTHER_STEPS in one process on the CPU with a preset's batch, once for each batch."""
+
+    @cache
+    def run(batch: str) -> Path:
+        folder = tmp_path_factory.mktemp("larger")
+        argv = ["--use_cpu", "--model_name_or_path", str(start), "--per_device_train_batch_size", batch]
+        assert main([*argv, *LARGER, *OTHER_STEPS, "--output_dir", str(folder)]) == 0
+        return folder
+
+    return lambda preset: run("256" if preset.startswith("docs") else "8")
+
+
 @pytest.mark.npu
 @pytest.mark.parametrize("preset", OTHERS)
 def test_the_other_presets_train_as_one_process_on_the_cpu(
-    on_npus: Path, start: Path, tmp_path: Path, preset: str
+    on_npus: Path, larger: Callable[[str], Path], preset: str
 ) -> None:
     """The documents' presets with the batch of 256 that they say, AutoTP, and offload to files."""
     if preset == "zero3_nvme" and not has_libaio():
         pytest.skip("libaio is not installed (libaio-dev)")
-    micro, accumulation = ("64", "4") if preset.startswith("docs") else ("8", "1")
-    argv = ["--use_cpu", "--model_name_or_path", str(start), "--per_device_train_batch_size", micro]
-    argv += ["--gradient_accumulation_steps", accumulation, *LARGER, *OTHER_STEPS]
-    assert main([*argv, "--output_dir", str(tmp_path)]) == 0
-    expected = logged(tmp_path, "loss")
+    expected = logged(larger(preset), "loss")
     assert len(expected) == 3
     assert expected[-1] < expected[0] - 0.05
     assert logged(on_npus / preset, "loss") == pytest.approx(expected, rel=2e-2)
