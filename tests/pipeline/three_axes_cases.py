@@ -97,13 +97,13 @@ def dropout(backend: str) -> None:
         assert all(each == found for each in everyone), everyone
         return found
 
-    without = losses(Run("GPT2", steps=2))
+    (without,) = losses(Run("GPT2", steps=1))
     for schedule in ("1f1b", "zb-v"):
         kept, recomputed = (
             losses(Run("GPT2", schedule=schedule, recomputation=each, steps=2, dropout=0.2))
             for each in ("none", "full")
         )
-        assert kept == recomputed != without
+        assert kept == recomputed and kept[0] != without
 
 
 def evaluates(backend: str) -> None:
