@@ -39,6 +39,11 @@ class Failure:
         frames = [Frame(each.filename, each.lineno or 0, each.name) for each in traceback.extract_tb(trace)]
         return cls(kind.__name__, str(error)[:_MESSAGE_LENGTH], tuple(reversed(frames)), device_memory())
 
+    @property
+    def has_code(self) -> bool:
+        """Whether the message has a code of CANN, such as EI0005."""
+        return bool(_CODE.search(self.message))
+
     def with_codes_of(self, *texts: str) -> Failure:
         """Return this with those lines of `texts` that have a code of CANN which the message has not."""
         message = self.message

@@ -225,8 +225,15 @@ class HangWatch(threading.Thread):
         An error of HCCL reaches all members of a group, each when it next asks the device for something.
         """
         deadline = time.monotonic() + RAISE_SECONDS
-        while self._raised is None and time.monotonic() < deadline:
+        while not self._tells_why() and time.monotonic() < deadline:
             time.sleep(HURRY)
+
+    def _tells_why(self) -> bool:
+        """Whether the exception has come, and if it is HCCL's also what HCCL told: an abort may have that."""
+        known = self._known_failure()
+        if self._raised is None or known is None:
+            return False
+        return not tells_of_hccl(self._raised.message) or known.has_code
 
     def _answer(self, session: Session, alarm: Alarm) -> None:
         if alarm.reason == "exception" and (self._abort is not None or tells_of_hccl(alarm.sentence)):

@@ -66,3 +66,15 @@ def test_the_watch_knows_of_an_exception_before_it_is_shown(monkeypatch: pytest.
     steps.clear()
     hook(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert steps == ["shown"]
+
+
+def test_an_exception_of_hccl_without_its_code_is_waited_for_in_an_abort() -> None:
+    watch = HangWatch({})
+    watch.answered.set()
+    assert not watch._tells_why()
+    watch.raised(of_program("NPU error, error code is 507049"))
+    assert not watch._tells_why(), "HCCL told it to another thread"
+    watch.failed(Failure("Abort", f"abort() in the thread hccl_watchdog_t: {UNLIKE}", ()))
+    assert watch._tells_why()
+    watch.raised(of_program("the batch is empty"))
+    assert watch._tells_why()
