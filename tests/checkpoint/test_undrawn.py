@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from npu_plugins.checkpoint.load import without_weights as to_load
 from npu_plugins.checkpoint.undrawn import Undrawn
 from npu_plugins.pipeline.hf.draw import without_weights as to_split
+from tests.harness.fixtures import on_ranks
 
 
 class Draws(TorchDispatchMode):
@@ -35,6 +36,7 @@ def test_only_what_would_go_nowhere_is_skipped() -> None:
     assert draws.count == 2
 
 
+@on_ranks(1, backend=None, preload=("accelerate", "transformers.models.llama.modeling_llama"))
 def test_skeletons_of_models_draw_nothing() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
