@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,17 +30,20 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def in_one_process(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """The folder of the run of SHORT in one process on the CPU, by its sequences of an optimizer step."""
-    done: dict[int, Path] = {}
+def in_one_process(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The folder of the run of SHORT in one process on the CPU, by the sequences of a batch and its batches.
 
-    def run(batch: int) -> Path:
-        if batch not in done:
-            folder = tmp_path_factory.mktemp(f"batch{batch}-")
-            flags = ["--use_cpu", "--model_name_or_path", str(start), *SHORT, "--sample_tokens", "0"]
-            flags += ["--per_device_train_batch_size", str(batch), "--output_dir", str(folder)]
-            assert main(flags) == 0
-            done[batch] = folder
-        return done[batch]
+    Weights are near one another only where gradients were summed in the same portions: Adam makes a step of
+    full size out of a gradient that is nothing but rounding.
+    """
+
+    @cache
+    def run(batch: int, accumulation: int = 1) -> Path:
+        folder = tmp_path_factory.mktemp(f"batch{batch}x{accumulation}-")
+        flags = ["--use_cpu", "--model_name_or_path", str(start), *SHORT, "--sample_tokens", "0"]
+        flags += ["--per_device_train_batch_size", str(batch)]
+        flags += ["--gradient_accumulation_steps", str(accumulation), "--output_dir", str(folder)]
+        assert main(flags) == 0
+        return folder
 
     return run

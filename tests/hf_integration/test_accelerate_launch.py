@@ -81,7 +81,7 @@ def assert_trained(folder: Path, program: Path, loop: dict[str, Any]) -> None:
 
 @pytest.mark.npu
 def test_a_launch_with_deepspeed(
-    start: Path, in_one_process: Callable[[int], Path], loop_in_one: dict[str, Any], tmp_path: Path
+    start: Path, in_one_process: Callable[..., Path], loop_in_one: dict[str, Any], tmp_path: Path
 ) -> None:
     work = work_of(start, tmp_path, clipped_by_launch=True)
     (tmp_path / "work.json").write_text(json.dumps(work), encoding="utf-8")
@@ -118,7 +118,7 @@ def environment_of(config: Path) -> dict[str, str]:
 def test_several_npus(
     rank_pool: RankPool,
     start: Path,
-    in_one_process: Callable[[int], Path],
+    in_one_process: Callable[..., Path],
     loop_in_one: dict[str, Any],
     tmp_path: Path,
 ) -> None:
