@@ -25,30 +25,30 @@ class CollectionsOnDevice:
     """
 
     def __init__(self, torch_npu: ModuleType) -> None:
-        self._npu: Any = torch_npu.npu
-        self._c: Any = getattr(torch_npu, "_C")  # noqa: B009  # mypy knows no such attribute
+        self._torch_npu: Any = torch_npu
         self._main = threading.main_thread().ident
         self._lent = threading.local()
 
     def __call__(self, phase: str, info: dict[str, int]) -> None:
         """Lend a device when a collection begins ("start"), and take it back when it ends ("stop")."""
-        if threading.get_ident() == self._main or not self._npu.is_initialized():
+        if threading.get_ident() == self._main or not self._torch_npu.npu.is_initialized():
             return
         if phase == "start":
             self._lent.instead_of = self._lend()
         elif getattr(self._lent, "instead_of", None) is not None:
-            self._c._npu_maybeExchangeDevice(self._lent.instead_of)
+            self._torch_npu._C._npu_maybeExchangeDevice(self._lent.instead_of)
             self._lent.instead_of = None
 
     def _lend(self) -> int | None:
         """Let this thread work on the first device in use; returns its own, None if that is in use itself."""
-        own: int = self._c._npu_getDevice()
-        in_use = self._c._npu_hasPrimaryContext
+        npu = self._torch_npu._C
+        own: int = npu._npu_getDevice()
+        in_use = npu._npu_hasPrimaryContext
         if in_use(own):
             return None
-        for device in range(self._c._npu_getDeviceCount()):
+        for device in range(npu._npu_getDeviceCount()):
             if in_use(device):
-                self._c._npu_maybeExchangeDevice(device)
+                npu._npu_maybeExchangeDevice(device)
                 return own
         return None
 

@@ -25,6 +25,9 @@ from tests.harness.spec import WorldSpec
 
 LISTEN_BACKLOG = 64
 THREAD_END_SECONDS = 2.0
+ZOMBIE_SECONDS = 0.1
+"""A rank that ended badly is not reaped at once, as launchers look at theirs now and then: by its zombie
+other ranks see how it ended."""
 
 
 @dataclass
@@ -110,6 +113,8 @@ class Nursery:
             if seen is None:
                 return
             _kill_session(seen.si_pid)
+            if (seen.si_code, seen.si_status) != (os.CLD_EXITED, 0):
+                time.sleep(ZOMBIE_SECONDS)
             _, status = os.waitpid(seen.si_pid, 0)
             key, rank = self.children.pop(seen.si_pid)
             self.control.send(("exited", key, rank, os.waitstatus_to_exitcode(status)))

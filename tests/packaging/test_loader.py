@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from npu_plugins import import_hooks
+from npu_plugins import garbage, import_hooks
 from npu_plugins.errors import NpuPluginsError, SimulatorError, sentence_of
 from npu_plugins.simulator import loader
 from tests.packaging.interpreter import run_python, said_by_us
@@ -76,6 +76,7 @@ def test_what_torch_npu_prints_at_its_import_is_not_the_programs_output(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(import_hooks, "_load_simulator", lambda: None)
     monkeypatch.setattr(loader, "load_kernels", lambda: None)
+    monkeypatch.setattr(garbage, "collect_on_device", lambda module: None)
     steps = import_hooks.around_torch_npu(ModuleType("torch_npu"))
     next(steps)
     print("Warning: ASCEND_HOME_PATH environment variable is not set.")
