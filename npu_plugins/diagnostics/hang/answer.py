@@ -59,7 +59,6 @@ class Answer:
         """Dump, and write the report or wait until it is written."""
         board, roll = self.session.board, self.session.roll
         if self.alarm.ends_the_job:
-            defer_sigterm()
             _end_after(LAST_RESORT_SECONDS)
         if self.alarm.rank == self.session.who.rank:
             say(f"{self.alarm.sentence}; a report follows")
@@ -169,19 +168,6 @@ def _end_after(seconds: float) -> None:
     """End the process then, without Python: faulthandler's timer is in C, and writes the stacks first."""
     if sys.__stderr__ is not None:
         faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
-
-
-def defer_sigterm() -> None:
-    """Keep SIGTERM from ending this process in the few seconds of the report, at whose end it ends anyway.
-
-    A launcher ends the other ranks as soon as one has ended: torchrun within a tenth of a second, so that
-    this comes first of all. faulthandler's handler is in C and can be set from this thread; a handler of the
-    program's own stays.
-    """
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        _, into = os.pipe()  # nobody reads it: that it is written to does no harm, also when it is full
-        os.set_blocking(into, False)
-        faulthandler.register(signal.SIGTERM, into, all_threads=False, chain=False)
 
 
 def _ended(descriptors: list[int]) -> list[int]:

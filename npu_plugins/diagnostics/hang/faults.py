@@ -73,7 +73,9 @@ def find_faults(
         for rank, absence in sorted(absent.items())
         if absence.kind in ("killed", "failed") and not (after_hccl and absence.detail == "SIGABRT")
     }
-    for suspicion in (_by_itself, _by_sigkill, _on_request):
+    # Beside one that is gone without a word, those that were asked to end were asked because of it.
+    silent = any(absence.kind == "silent" for absence in absent.values())
+    for suspicion in (_by_itself, _by_sigkill, *(() if silent else (_on_request,))):
         first = min((cause.when for cause in causes), default=float("inf"))
         causes += [
             _ended(rank, absence, when)

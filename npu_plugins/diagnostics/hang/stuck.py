@@ -30,8 +30,11 @@ def blocked(
     edges = graph.edges()
     ends, circles = roots(edges, busy)
     found: dict[tuple[object, ...], list[int]] = {}
+    # Beside one that is gone without a word, those that were asked to end were asked because of it.
+    silent = any(absence.kind == "silent" for absence in absent.values())
+    asked = {rank for rank, absence in absent.items() if silent and absence.on_request}
     for rank in ends:
-        if graph.waiters((rank,)):
+        if graph.waiters((rank,)) and rank not in asked:
             found.setdefault(_key(history, absent, graph, rank), []).append(rank)
     causes = [_not_come(history, absent, graph, ranks, source) for ranks in found.values()]
     causes.sort(key=lambda cause: _ORDER.index(cause.kind))

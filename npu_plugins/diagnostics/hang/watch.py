@@ -21,7 +21,7 @@ from npu_plugins.comm.timeouts import wait_limit
 from npu_plugins.diagnostics.errors import DiagnosticsError
 from npu_plugins.diagnostics.hang import stacks
 from npu_plugins.diagnostics.hang.abort import ABORT, aborts_soon, tells_of_hccl
-from npu_plugins.diagnostics.hang.answer import MANY_RANKS, Answer, defer_sigterm, say
+from npu_plugins.diagnostics.hang.answer import MANY_RANKS, Answer, say
 from npu_plugins.diagnostics.hang.board import Alarm, Board
 from npu_plugins.diagnostics.hang.failure import Failure, accelerator, device_index
 from npu_plugins.diagnostics.hang.greeting import Greeting
@@ -30,6 +30,7 @@ from npu_plugins.diagnostics.hang.recorder import Ring
 from npu_plugins.diagnostics.hang.roll import YOUNG_SECONDS, Roll
 from npu_plugins.diagnostics.hang.session import DefaultGroup, Session, default_group, describe_rank
 from npu_plugins.diagnostics.hang.store import StoreGoneError
+from npu_plugins.diagnostics.hang.termination import Termination
 from npu_plugins.diagnostics.hang.waiting import WaitClock
 from npu_plugins.diagnostics.hang.wakeup import Wakeup
 
@@ -79,12 +80,18 @@ class HangWatch(threading.Thread):
         self._clock = WaitClock(self._limit, self.ring.pending, stacks.waiting_spot)
         self._group_timeout: timedelta | None = None
         self._has_device = False
+        self.termination = Termination()
         wait_limit(self.environ)  # refuses a setting that is no time, here and not in the thread
 
     # -- called by the main thread
 
     def raised(self, failure: Failure) -> None:
-        """Take in the exception that ends this rank, for a dump that is taken while it is being shown."""
+        """Take in the exception that ends this rank, for a dump that is taken while it is being shown.
+
+        The launcher of a rank that was lost, of which the exception follows, does not end this one meanwhile.
+        """
+        if self.session is not None:
+            self.termination.hold("exception")
         self._raised = failure
 
     def failed(self, failure: Failure) -> None:
@@ -97,6 +104,7 @@ class HangWatch(threading.Thread):
         self._failed_at = time.monotonic()
         self.wakeup.poke()
         self.answered.wait(FAILURE_SECONDS)
+        self.termination.release("exception")
 
     def leave(self) -> None:
         """Tell the job that this rank is done; called when the interpreter exits."""
@@ -110,6 +118,8 @@ class HangWatch(threading.Thread):
         """Look until the process ends."""
         while not (self._leaving or self.answered.is_set()):
             ready = self.wakeup.wait(self._pause(), self._descriptors())
+            if self.session is not None and self.session.roll.neighbours.descriptors.keys() & set(ready):
+                self.termination.hold("loss")  # the launcher of who has ended may be about to end this rank
             try:
                 self._look(ready)
             except StoreGoneError:
@@ -120,6 +130,7 @@ class HangWatch(threading.Thread):
             except Exception as error:
                 say(f"warning: the hang watch ends: {type(error).__name__}: {error}")
                 break
+        self.termination.release("loss")
         self._close_session()
         self._end_greeting()
         self.answered.set()
@@ -180,8 +191,10 @@ class HangWatch(threading.Thread):
             alarm = self._overdue(session, now)
         if alarm is not None:
             if alarm.ends_the_job:
-                defer_sigterm()  # before the others are told, which takes time
+                self.termination.hold("alarm")  # before the others are told, which takes time
             self._answer(session, session.sound(alarm))
+        else:
+            self.termination.release("loss")
 
     def _nobody_to_tell(self) -> bool:
         """Return whether this rank may end without a session: no group, or rank 0 does not answer."""

@@ -232,3 +232,12 @@ def test_a_rank_that_raised_for_another_is_not_the_cause_beside_one_that_is_sile
     dumps = [dump(0, call(1, "completed"), call(2), error=error), dump(2, *calls, error=error)]
     causes = found(*dumps, absent={1: Absence("silent", "no answer for 5 s")}).causes
     assert [(cause.kind, cause.ranks) for cause in causes] == [("silent", (1,))]
+
+
+def test_beside_one_that_is_gone_without_a_word_a_rank_that_was_asked_to_end_is_no_cause() -> None:
+    gone = {1: Absence("silent", "its process is gone"), 2: Absence("killed", "SIGTERM", 390.0)}
+    cause = first(dump(0, call(1)), absent=gone)
+    assert cause.kind == "silent"
+    assert 1 in cause.ranks
+    (alone,) = found(dump(0), dump(1), absent={2: gone[2]}).causes
+    assert (alone.kind, alone.ranks) == ("killed", (2,))
