@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from npu_plugins.diagnostics.codes import explain
 from npu_plugins.diagnostics.hang.dump import RankDump
-from npu_plugins.diagnostics.hang.findings import Absence, Cause
+from npu_plugins.diagnostics.hang.findings import Absence, Cause, ended_for_another
 from npu_plugins.diagnostics.hang.places import Source, frame_text, read_line, users_frames, waits_in
 from npu_plugins.diagnostics.hang.ranks_text import capital, the_ranks
 
@@ -68,14 +68,14 @@ def find_faults(
     causes = _exceptions(dumps, clock, source)
     # torch_npu's watchdog aborts its process when HCCL tells it of another rank's fault.
     after_hccl = any(is_consequence(dump, source) for dump in dumps.values())
+    asked = ended_for_another(absent)
     ended = {
         rank: (absence, absence.when - clock(absence.host) if absence.when else 0.0)
         for rank, absence in sorted(absent.items())
-        if absence.kind in ("killed", "failed") and not (after_hccl and absence.detail == "SIGABRT")
+        if absence.kind in ("killed", "failed") and rank not in asked
+        if not (after_hccl and absence.detail == "SIGABRT")
     }
-    # Beside one that is gone without a word, those that were asked to end were asked because of it.
-    silent = any(absence.kind == "silent" for absence in absent.values())
-    for suspicion in (_by_itself, _by_sigkill, *(() if silent else (_on_request,))):
+    for suspicion in (_by_itself, _by_sigkill, _on_request):
         first = min((cause.when for cause in causes), default=float("inf"))
         causes += [
             _ended(rank, absence, when)

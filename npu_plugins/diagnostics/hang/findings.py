@@ -148,3 +148,9 @@ class Findings:
     """What the error codes in the ranks' errors mean."""
     notes: tuple[str, ...] = ()
     """What the reader must know of the report itself: a rank whose dump cannot be read, say."""
+
+
+def ended_for_another(absent: Mapping[int, Absence]) -> set[int]:
+    """Return the ranks that were asked to end because another one is gone without a word."""
+    silent = any(absence.kind == "silent" for absence in absent.values())
+    return {rank for rank, absence in absent.items() if silent and absence.on_request}

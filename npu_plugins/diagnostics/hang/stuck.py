@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from npu_plugins.diagnostics.hang.findings import Absence, Cause
+from npu_plugins.diagnostics.hang.findings import Absence, Cause, ended_for_another
 from npu_plugins.diagnostics.hang.history import History, describe, plain_op
 from npu_plugins.diagnostics.hang.places import Source, frame_text, inside, main_stack, users_frames
 from npu_plugins.diagnostics.hang.ranks_text import capital, ranks_text, the_ranks
@@ -30,9 +30,7 @@ def blocked(
     edges = graph.edges()
     ends, circles = roots(edges, busy)
     found: dict[tuple[object, ...], list[int]] = {}
-    # Beside one that is gone without a word, those that were asked to end were asked because of it.
-    silent = any(absence.kind == "silent" for absence in absent.values())
-    asked = {rank for rank, absence in absent.items() if silent and absence.on_request}
+    asked = ended_for_another(absent)
     for rank in ends:
         if graph.waiters((rank,)) and rank not in asked:
             found.setdefault(_key(history, absent, graph, rank), []).append(rank)
